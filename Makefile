@@ -1,0 +1,25 @@
+# Two commands from a clean clone: `make run` and `make test`. Both set up .venv first (needs python3 with venv, a C compiler).
+PYTHON ?= python3
+NATIVE := pyproject.toml hatch_build.py $(wildcard vmm/native/* vmm/native/*/* shim/*)
+
+.PHONY: run test check setup test-hardware clean
+
+.venv/ready: $(NATIVE)
+	$(PYTHON) -m venv .venv
+	.venv/bin/pip install -q -e '.[test]'
+	touch $@
+
+setup: .venv/ready
+
+run: .venv/ready
+	.venv/bin/python examples/run_fleet.py
+
+check: .venv/ready
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+
+test: check
+	.venv/bin/pytest -q
+
+clean:
+	rm -rf build dist .venv vmm/agentfw_vmm/agentfw-cell vmm/agentfw_vmm/*.so

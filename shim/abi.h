@@ -1,0 +1,268 @@
+/* The border between guest and host: memory layout, control page, rings, flows.
+ *
+ * One file, three readers: the shim (freestanding C), the cell (C) and Python (cffi; hatch_build.py feeds it to cdef() after
+ * dropping preprocessor lines other than `#define NAME integer`). So: fixed-width types, no expressions in defines, no bit
+ * fields, no implicit padding. tests/test_abi.py asserts sizes and offsets from both sides. Change anything: raise AFW_ABI.
+ *
+ * Everything in guest memory and in the I/O window is hostile to its host reader: copy once, check the copy, use the copy.
+ */
+#ifndef AFW_ABI_H
+#define AFW_ABI_H
+#include <stdint.h>
+
+#define AFW_ABI 1
+
+/* ---- Guest address space. GVA = GPA; 2 MiB leaves, user+write+exec; GVA 0..2 MiB is not mapped (null dereferences fault,
+ * and the page tables, which lie there as GPA, are out of the guest's sight). Everything runs at CPL 3. ---- */
+#define AFW_PML4 0x1000
+#define AFW_PDPT 0x2000
+#define AFW_PD 0x3000                /* AFW_GIB page directories, one a GiB */
+#define AFW_GIB 16                   /* address space, GiB; the last GiB holds the I/O window */
+#define AFW_SPACE_END 0x3c0000000    /* 15 GiB: end of ordinary guest addresses */
+#define AFW_WINDOW 0x3c0000000       /* GVA of the VM's I/O window */
+#define AFW_CHUNK 0x2000000          /* 32 MiB: unit of memory commitment (AFW_OP_COMMIT, memslots) */
+
+#define AFW_SYS 0x200000             /* the 2 MiB system area: tables, control page, rings, shim, site stubs */
+#define AFW_GDT 0x200000
+#define AFW_TSS 0x200800
+#define AFW_IDT 0x201000
+#define AFW_EXC_STUBS 0x202000       /* 256 x 16 bytes: push vector; out AFW_PORT_EXC */
+#define AFW_EXC_STACK_TOP 0x204000
+#define AFW_CTL 0x204000             /* struct afw_ctl */
+#define AFW_SQ 0x205000              /* struct afw_sqe[AFW_SQ_LEN] */
+#define AFW_CQ 0x206000              /* struct afw_cqe[AFW_CQ_LEN] */
+#define AFW_CPUID 0x207000           /* struct afw_cpuid_table */
+#define AFW_SHIM 0x210000            /* the blob; starts with struct afw_shim_header */
+#define AFW_SHIM_MAX 0x9000          /* 36 KiB of text, rodata and data; bss follows up to AFW_SITES */
+#define AFW_SITES 0x280000           /* stubs of rewritten sites, written by the cell only */
+#define AFW_SITES_END 0x400000
+#define AFW_IMAGE 0x400000           /* lowest address of program images (ET_EXEC links here; PIE is put here) */
+
+/* Ports: `out %al, $port` is the doorbell. */
+#define AFW_PORT_KICK 0x30           /* consume the SQ, complete synchronous entries, resume */
+#define AFW_PORT_WAIT 0x31           /* consume the SQ; if no CQE, signal or `wake` is pending, park until ctl.deadline */
+#define AFW_PORT_EXC 0x32            /* from an exception stub; stack: vector, [error code], RIP, CS, RFLAGS, RSP, SS */
+#define AFW_PORT_PANIC 0x33          /* shim invariant broken: ctl.panic_code, ctl.panic_line */
+
+/* Head of the shim blob, at AFW_SHIM. All are guest addresses. */
+#define AFW_SHIM_MAGIC 0x314d4853574641
+struct afw_shim_header {
+    uint64_t magic;
+    uint32_t abi;
+    uint32_t size;                   /* bytes of the blob */
+    uint64_t text_start;             /* [text_start, text_end): an interrupted RIP in here (or in AFW_SITES) is not preempted: */
+    uint64_t text_end;               /* the cell only sets ctl.resched; the shim looks at it before it leaves */
+    uint64_t init;                   /* first RIP of a booted VM: sets up, then starts the program at ctl.start_rip/start_rsp */
+    uint64_t entry_site;             /* rewritten syscall: RCX = return address, all else as before `syscall` */
+    uint64_t entry_lstar;            /* MSR_LSTAR; reached at CPL 0 on hardware KVM: goes to CPL 3 by iretq at once */
+    uint64_t entry_cpuid;            /* rewritten cpuid / xgetbv: ctl.scratch_rsp = RSP, RSP = return address */
+    uint64_t entry_xgetbv;
+    uint64_t entry_upcall;           /* the cell came in between: see ctl.up_* */
+    uint64_t bss_end;
+    uint64_t backstop_counter;       /* address of the uint64_t counting LSTAR entries that came from a site (not from entry_site) */
+};
+
+struct afw_sqe {
+    uint16_t op;                     /* enum afw_op */
+    uint16_t flags;                  /* AFW_SQE_* */
+    uint32_t token;                  /* returned in the CQE */
+    uint64_t a[6];
+    uint64_t reserved;
+};
+#define AFW_SQE_NOREPLY 1            /* no CQE */
+
+struct afw_cqe {
+    uint32_t token;
+    uint32_t flags;                  /* 0 */
+    int64_t res;                     /* >= 0, or -errno */
+};
+
+#define AFW_SQ_LEN 64
+#define AFW_CQ_LEN 128
+
+/* The control page. "h": written by the host while the vCPU stands still (the exceptions say so); "g": written by the guest. */
+struct afw_ctl {
+    uint32_t abi;                    /* h */
+    uint32_t pid;                    /* h  getpid(); another one after each restore */
+    uint32_t generation;             /* h  raised at each restore: the shim takes up seed, pid and clock when it sees a new one */
+    uint32_t resched;                /* h  time slice ended inside the shim, or a signal came: look before leaving */
+    uint32_t sq_head;                /* h  free-running */
+    uint32_t sq_tail;                /* g  free-running */
+    uint32_t cq_head;                /* g  free-running */
+    uint32_t cq_tail;                /* h  free-running */
+    uint64_t deadline;               /* g  for AFW_PORT_WAIT: CLOCK_MONOTONIC ns, ~0 = none */
+    uint64_t wake;                   /* h  set to 1 when the worker touched the I/O window; g clears */
+    uint64_t sigpending;             /* h  bit n-1: signal n sent to the process from outside; g clears what it took */
+    /* clock: ns = mono_base + (((rdtsc() - tsc_base) * tsc_mult) >> 32), the product 128 bits wide */
+    uint64_t tsc_base;               /* h */
+    uint64_t tsc_mult;               /* h */
+    uint64_t mono_base;              /* h */
+    uint64_t real_offset;            /* h  CLOCK_REALTIME = monotonic + real_offset, ns */
+    uint64_t cpu_ns;                 /* h  CPU time the VM used up to the last entry, ns (CLOCK_PROCESS_CPUTIME_ID) */
+    uint8_t seed[32];                /* h  fresh from the host's getrandom at boot and at each restore; g wipes it */
+    /* memory map, fixed at boot */
+    uint64_t brk_start;              /* h */
+    uint64_t brk_max;                /* h */
+    uint64_t mmap_base;              /* h  anonymous and file mappings lie in [mmap_base, AFW_SPACE_END) */
+    uint64_t stack_lo;               /* h  main stack [stack_lo, stack_hi); below it a guard the cell keeps PROT_NONE */
+    uint64_t stack_hi;               /* h */
+    uint64_t commit_end;             /* h  chunks below this are committed at boot */
+    uint64_t memory_limit;           /* h  bytes; the cell refuses commitments beyond it */
+    uint64_t start_rip;              /* h  where the program (its interpreter) starts */
+    uint64_t start_rsp;              /* h */
+    uint64_t xcr0;                   /* h  feature mask that XSAVE uses and xgetbv(0) answers */
+    uint64_t xsave_size;             /* h  bytes of the standard-format area for xcr0 */
+    /* upcall: the cell stopped guest code at up_rip and resumes at entry_upcall, other registers as they were */
+    uint64_t up_rip;                 /* h */
+    uint64_t up_rsp;                 /* h */
+    uint64_t up_rflags;              /* h */
+    uint32_t up_kind;                /* h  enum afw_upcall */
+    uint32_t up_signal;              /* h  AFW_UP_FAULT: SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP */
+    uint64_t up_code;                /* h  si_code */
+    uint64_t up_addr;                /* h  si_addr, 0 if not known */
+    uint64_t scratch_rsp;            /* site stubs of cpuid/xgetbv save RSP here */
+    uint64_t scratch_ret;
+    uint64_t fault_handlers;         /* g  bit n-1: signal n has a handler, so the cell may turn a fault into AFW_UP_FAULT */
+    uint32_t preempted;              /* g  threads stopped by an upcall; sites are patched lazily only while it is 0 */
+    uint32_t panic_code;             /* g */
+    uint32_t panic_line;             /* g */
+    uint32_t last_enosys;            /* g  number of the last call answered ENOSYS */
+    /* counters, g, free-running; shown by --stats, believed by nobody */
+    uint64_t n_local;                /* syscalls answered without leaving the guest */
+    uint64_t n_ring;                 /* syscalls that needed the ring */
+    uint64_t n_backstop;             /* of both: those that came through LSTAR */
+    uint64_t n_enosys;
+    uint64_t n_switch;               /* thread switches */
+    uint64_t backstop_rip;           /* return address of the newest LSTAR entry; the cell counts repeats at its next exit */
+    uint64_t committed_pages;        /* g  pages handed out */
+    /* strace: set by the cell at boot/restore when asked */
+    uint32_t trace;                  /* h  bit 0: post AFW_OP_TRACE after each call */
+    uint32_t reserved32;
+};
+
+/* cpuid answers of the fleet's baseline, host-filled; looked up by (leaf, subleaf), else zeros. */
+#define AFW_CPUID_MAX 120
+struct afw_cpuid_entry {
+    uint32_t leaf;
+    uint32_t subleaf;
+    uint32_t any_subleaf;            /* 1: subleaf is not looked at */
+    uint32_t eax;
+    uint32_t ebx;
+    uint32_t ecx;
+    uint32_t edx;
+    uint32_t reserved;
+};
+struct afw_cpuid_table {
+    uint32_t n;
+    uint32_t reserved[7];
+    struct afw_cpuid_entry entry[AFW_CPUID_MAX];
+};
+
+enum afw_upcall {
+    AFW_UP_RESCHED = 1,              /* time slice over, or a signal is pending */
+    AFW_UP_FAULT = 2                 /* deliver up_signal to the thread that ran */
+};
+
+/* Ring operations. "path" is (pointer, length), no NUL inside, at most 4,095 bytes; "base" is a directory handle or AFW_CWD.
+ * Handles are small integers of the cell, per VM, checked on every use. All file operations complete within the kick. */
+#define AFW_CWD 0xffffffff
+enum afw_op {
+    AFW_OP_NOP = 0,
+    /* files */
+    AFW_OP_OPEN = 1,                 /* path a0,a1  flags a2  mode a3  base a4  a5 = guest address for a struct stat, or 0 -> handle */
+    AFW_OP_CLOSE = 2,                /* handle a0 */
+    AFW_OP_PREAD = 3,                /* handle a0  buf a1  len a2  offset a3 (-1: the host file's own position) -> bytes */
+    AFW_OP_PWRITE = 4,               /* handle a0  buf a1  len a2  offset a3 (-1: append) -> bytes */
+    AFW_OP_STAT = 5,                 /* path a0,a1  AT_* flags a2  out a3 (struct stat, 144 bytes)  base a4 */
+    AFW_OP_FSTAT = 6,                /* handle a0  out a1 */
+    AFW_OP_READDIR = 7,              /* handle a0  buf a1  len a2  cookie a3 (0 = start, else d_off of the last entry) -> bytes of linux_dirent64 */
+    AFW_OP_READLINK = 8,             /* path a0,a1  buf a2  len a3  base a4 -> bytes */
+    AFW_OP_ACCESS = 9,               /* path a0,a1  mode a2  flags a3  base a4 */
+    AFW_OP_MKDIR = 10,               /* path a0,a1  mode a2  base a4 */
+    AFW_OP_UNLINK = 11,              /* path a0,a1  AT_REMOVEDIR a2  base a4 */
+    AFW_OP_RENAME = 12,              /* from a0,a1  to a2,a3  bases a4 (low 32 from, high 32 to)  flags a5 */
+    AFW_OP_SYMLINK = 13,             /* target a0,a1  path a2,a3  base a4 */
+    AFW_OP_LINK = 14,                /* from a0,a1  to a2,a3  bases a4 as in RENAME  flags a5 */
+    AFW_OP_CHMOD = 15,               /* path a0,a1  mode a2  base a4 */
+    AFW_OP_UTIMENS = 16,             /* path a0,a1 (a1 = 0: base itself)  times a2 (two struct timespec, or 0 = now)  flags a3  base a4 */
+    AFW_OP_TRUNCATE = 17,            /* handle a0  length a1 */
+    AFW_OP_FSYNC = 18,               /* handle a0 */
+    AFW_OP_STATFS = 19,              /* handle a0  out a1 (struct statfs, 120 bytes) */
+    AFW_OP_CHDIR = 20,               /* path a0,a1  base a4 */
+    AFW_OP_GETCWD = 21,              /* buf a0  len a1 -> bytes with the NUL */
+    AFW_OP_FLOCK = 22,               /* handle a0  LOCK_* a1 (non-blocking always; EWOULDBLOCK) */
+    AFW_OP_FCHMOD = 23,              /* handle a0  mode a1 */
+    AFW_OP_FALLOCATE = 24,           /* handle a0  mode a1  offset a2  len a3 */
+    /* memory */
+    AFW_OP_COMMIT = 32,              /* addr a0  len a1: make the chunks that cover it usable (new memslots); ENOMEM over the limit */
+    AFW_OP_MAPFILE = 33,             /* handle a0  addr a1  len a2  prot a3  flags a4 (MAP_PRIVATE or MAP_SHARED)  offset a5 */
+    AFW_OP_ZERO = 34,                /* addr a0  len a1: fresh zero pages, readable and writable, whatever was there */
+    AFW_OP_PROTECT = 35,             /* addr a0  len a1  prot a2 */
+    /* flows; state lives in the I/O window */
+    AFW_OP_FLOW_OPEN = 48,           /* flow a0  kind a1  family a2 (AF_INET, AF_INET6)  address a3,a4 (as in memory, 16 bytes)  port a5 (host order) */
+    AFW_OP_FLOW_KICK = 49,           /* flow a0: bytes were produced or consumed, or gflags changed */
+    /* the VM */
+    AFW_OP_READY = 64,               /* template: save the snapshot here; -> 0 in every VM restored from it (and 1 in the template itself) */
+    AFW_OP_EXIT = 65,                /* status a0 (0..255)  signal a1 (0, or the signal that killed it) */
+    AFW_OP_TRACE = 66                /* nr a0  args a1,a2,a3  result a4  a5: 1 = went to the host */
+};
+
+/* ---- I/O window: a memslot shared by guest, cell and worker. Layout: struct afw_window, then the byte rings of the flows.
+ * Flow i: guest-to-worker ring at data + i * 2 * AFW_RING, worker-to-guest ring AFW_RING behind it. ---- */
+#define AFW_FLOWS 128
+#define AFW_RING 0x10000             /* 64 KiB a direction */
+#define AFW_WINDOW_DATA 0x10000
+#define AFW_WINDOW_SIZE 0x1010000    /* AFW_WINDOW_DATA + AFW_FLOWS * 2 * AFW_RING */
+
+/* Flows 0..3 are open from the start: byte streams with the worker. */
+#define AFW_FLOW_STDIN 0
+#define AFW_FLOW_STDOUT 1
+#define AFW_FLOW_STDERR 2
+#define AFW_FLOW_JOB 3               /* both ways; what open("/dev/agentfw") gives after AFW_OP_READY */
+#define AFW_FLOW_FIRST 4
+
+#define AFW_KIND_TCP 1
+#define AFW_KIND_UDP 2               /* ring bytes are struct afw_dgram + payload, each way */
+
+/* flow.gflags, guest writes */
+#define AFW_G_TX_EOF 1               /* no more bytes from the guest (shutdown(SHUT_WR)) */
+#define AFW_G_CLOSED 2               /* the guest has no descriptor left; the worker sends what is in the ring, then frees */
+#define AFW_G_RX_OFF 4               /* the guest reads no more */
+/* flow.hstate, worker writes */
+#define AFW_H_FREE 0                 /* the guest may use the slot; it may set up tx_head = rx_tail = gflags = 0 only in this state */
+#define AFW_H_OPENING 1              /* set by the guest's cell when it forwards FLOW_OPEN */
+#define AFW_H_OPEN 2
+#define AFW_H_FAILED 3               /* see error */
+/* flow.hflags, worker writes */
+#define AFW_HF_RX_EOF 1              /* after rx_head no more bytes come */
+#define AFW_HF_RESET 2               /* connection is gone: reads and writes give error */
+
+struct afw_flow {
+    /* guest's line */
+    uint32_t tx_head;                /* bytes produced by the guest, free-running */
+    uint32_t rx_tail;                /* bytes consumed by the guest, free-running */
+    uint32_t gflags;
+    uint32_t kind;
+    uint32_t greserved[12];
+    /* worker's line */
+    uint32_t rx_head;                /* bytes produced by the worker, free-running */
+    uint32_t tx_tail;                /* bytes consumed by the worker, free-running */
+    uint32_t hstate;
+    uint32_t hflags;
+    int32_t error;                   /* positive errno */
+    uint32_t local_port;             /* what getsockname shows */
+    uint32_t hreserved[10];
+};
+struct afw_window {
+    struct afw_flow flow[AFW_FLOWS];
+    uint64_t ready[2];               /* bit i: the worker changed flow i (atomic or); the guest swaps it to 0 and looks */
+};
+
+struct afw_dgram {
+    uint16_t len;                    /* payload bytes that follow */
+    uint16_t port;                   /* host order; peer's */
+    uint16_t family;                 /* AF_INET or AF_INET6 */
+    uint16_t reserved;
+    uint8_t addr[16];                /* IPv4 in the first four bytes */
+};
+#endif

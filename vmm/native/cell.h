@@ -1,0 +1,213 @@
+/* The border between a cell (native, jailed) and its worker (Python): one shared memfd, one eventfd a direction and runner.
+ *
+ * Read by C and by cffi like shim/abi.h (same rules). The worker makes the memfd, fills header and configuration, and starts
+ * `agentfw-cell FD` (FD: the memfd; every other descriptor is named in the configuration). The cell reads the configuration
+ * once, before it jails itself. A cell may have been taken over by a guest, so the worker treats all of this as hostile too:
+ * copy, check, use.
+ */
+#ifndef AFW_CELL_H
+#define AFW_CELL_H
+#include <stdint.h>
+
+#define AFW_CELL_MAGIC 0x4c4c4543
+#define AFW_CELL_VMS 64              /* VMs a cell holds at most */
+#define AFW_CELL_RUNNERS 4           /* runner threads at most */
+#define AFW_QUEUE 256                /* entries of each queue; SPSC, free-running 32-bit indices, power of two */
+
+/* runner -> worker */
+enum afw_event_type {
+    AFW_EV_READY = 1,                /* VM reached AFW_OP_READY (template: snapshot saved, a = its bytes, b = 0 or -errno) */
+    AFW_EV_FLOW_OPEN = 2,            /* arg = flow; a = kind | family << 16 | port << 32; b, c = address bytes */
+    AFW_EV_FLOW = 3,                 /* arg = flow: look at the window */
+    AFW_EV_EXIT = 4,                 /* VM is gone; read vm[].exit_* */
+    AFW_EV_SITES = 5,                /* runner's site area holds code to decode: arg = AFW_SITES_*, a = guest address, b = bytes, c = request id */
+    AFW_EV_ERROR = 6,                /* the cell itself failed for this VM: vm[].text says what */
+    AFW_EV_TRACE = 7                 /* a = nr | where << 32, b = result, c = first argument; arg = low bits of the second */
+};
+struct afw_event {
+    uint32_t type;
+    uint32_t vm;
+    uint32_t arg;
+    uint32_t reserved;
+    uint64_t a;
+    uint64_t b;
+    uint64_t c;
+    uint64_t d;
+    uint64_t e;
+    uint64_t f;
+};                                   /* 64 bytes */
+
+/* worker -> runner */
+enum afw_command_type {
+    AFW_CMD_BOOT = 1,                /* vm: boot a template from the ELF file, argv and env of the configuration */
+    AFW_CMD_RESTORE = 2,             /* vm: from the configuration's snapshot; a = pid */
+    AFW_CMD_WAKE = 3,                /* vm: the I/O window changed */
+    AFW_CMD_SIGNAL = 4,              /* vm: signal a */
+    AFW_CMD_KILL = 5,                /* vm: stop now; AFW_EV_EXIT follows with exit_kind AFW_EXIT_KILLED */
+    AFW_CMD_SITES = 6,               /* answer to AFW_EV_SITES: c = request id, a = number of struct afw_site in the site area */
+    AFW_CMD_QUIT = 7                 /* runner: kill its VMs, end */
+};
+struct afw_command {
+    uint32_t type;
+    uint32_t vm;
+    uint64_t a;
+    uint64_t b;
+    uint64_t c;
+};                                   /* 32 bytes */
+
+#define AFW_SITES_FILE 1             /* file pages mapped executable */
+#define AFW_SITES_MEMORY 2           /* anonymous memory that became executable */
+#define AFW_SITES_LAZY 3             /* code around one backstop return address; only that site is wanted */
+#define AFW_SITE_SYSCALL 1
+#define AFW_SITE_CPUID 2
+#define AFW_SITE_XGETBV 3
+struct afw_site {
+    uint32_t offset;                 /* of the window's first byte, from the start of the code sent */
+    uint8_t length;                  /* of the window: 5..20 bytes, whole instructions, the site last */
+    uint8_t kind;                    /* AFW_SITE_* */
+    uint8_t site_length;             /* of the site itself: 2, xgetbv 3 */
+    uint8_t reserved;
+};
+#define AFW_SITE_AREA 0x2000000      /* 32 MiB a runner, sparse; longer code is left to the backstop */
+
+/* how a VM ended */
+#define AFW_EXIT_CODE 1              /* exit_code: the program's */
+#define AFW_EXIT_SIGNAL 2            /* exit_signal: killed by it (fault without a handler, abort, ...); fault_* if it was a fault */
+#define AFW_EXIT_KILLED 3            /* by AFW_CMD_KILL or AFW_CMD_QUIT */
+#define AFW_EXIT_MEMORY 4            /* the host could not, or would not, give memory that the guest had to have */
+#define AFW_EXIT_INTERNAL 5          /* KVM or shim broke: text says what */
+#define AFW_EXIT_HOSTILE 6           /* the ring was corrupt: text says what */
+
+#define AFW_VM_FREE 0
+#define AFW_VM_STARTING 1
+#define AFW_VM_RUNNING 2
+#define AFW_VM_PARKED 3
+#define AFW_VM_DEAD 4
+
+/* One a VM; written by the cell, read by the worker. */
+struct afw_vm_shm {
+    uint32_t state;                  /* AFW_VM_* */
+    uint32_t exit_kind;              /* AFW_EXIT_*, 0 while it lives */
+    int32_t exit_code;
+    int32_t exit_signal;
+    uint64_t fault_rip;
+    uint64_t fault_addr;             /* valid if fault_flags & 1 */
+    uint32_t fault_flags;
+    uint32_t fault_code_len;
+    uint64_t fault_regs[18];         /* rax rbx rcx rdx rsi rdi rbp rsp r8..r15 rip rflags */
+    uint8_t fault_code[16];          /* bytes at RIP, as far as readable */
+    uint64_t fault_map_start;        /* mapping that holds RIP: start, and file offset of its start */
+    uint64_t fault_map_offset;
+    char fault_module[256];          /* guest path of the file mapped at RIP, or "" */
+    char text[256];                  /* one line for people */
+    /* counters */
+    uint64_t exits;                  /* returns of KVM_RUN */
+    uint64_t exits_kick;
+    uint64_t exits_wait;
+    uint64_t exits_signal;           /* time slices and other signals */
+    uint64_t exits_fault;
+    uint64_t sites;                  /* rewritten, of all kinds */
+    uint64_t sites_lazy;             /* of them, after the backstop saw them twice */
+    uint64_t sites_refused;          /* no safe window */
+    uint64_t ring_ops;
+    uint64_t cpu_ns;
+    uint64_t memory_committed;       /* bytes in memslots */
+    uint64_t n_local;                /* copies of the guest's own counters (struct afw_ctl) at the last exit */
+    uint64_t n_ring;
+    uint64_t n_backstop;
+    uint64_t n_enosys;
+    uint64_t n_switch;
+    uint32_t last_enosys;
+    uint32_t reserved32;
+    uint64_t restore_ns;             /* RESTORE command to first KVM_RUN */
+    uint64_t reserved[8];
+};
+
+struct afw_queue_index {             /* one cache line each */
+    uint32_t value;
+    uint32_t reserved[15];
+};
+
+struct afw_cell_header {
+    uint32_t magic;                  /* AFW_CELL_MAGIC */
+    uint32_t abi;                    /* AFW_ABI */
+    uint32_t runners;                /* 1..AFW_CELL_RUNNERS; VM i belongs to runner i % runners */
+    uint32_t vms;                    /* 1..AFW_CELL_VMS */
+    uint64_t config_offset;          /* configuration records */
+    uint64_t config_size;
+    uint64_t vm_offset;              /* struct afw_vm_shm[vms] */
+    uint64_t queue_offset;           /* struct afw_runner_queues[runners] */
+    uint64_t site_offset;            /* AFW_SITE_AREA bytes a runner */
+    uint64_t size;                   /* of the memfd */
+    uint32_t state;                  /* cell writes: 0 starting, 1 jailed and serving, 2 failed (text) */
+    int32_t worker_eventfd;          /* descriptors as the cell inherited them */
+    int32_t runner_eventfd[AFW_CELL_RUNNERS];
+    int32_t kvm_fd;
+    int32_t windows_fd;              /* memfd: VM i's I/O window at i * AFW_WINDOW_STRIDE */
+    uint32_t jail;                   /* cell writes: bit 0 no_new_privs, 1 seccomp, 2 landlock, 3 rlimits, 4 dies with its parent */
+    uint32_t parent_pid;             /* the worker's: the cell ends at once if that is not its parent any more */
+    char text[512];
+};
+#define AFW_WINDOW_STRIDE 0x1200000  /* AFW_WINDOW_SIZE rounded up to 2 MiB */
+
+struct afw_runner_queues {
+    struct afw_queue_index event_head;    /* worker consumes */
+    struct afw_queue_index event_tail;    /* runner produces */
+    struct afw_queue_index command_head;  /* runner consumes */
+    struct afw_queue_index command_tail;  /* worker produces */
+    struct afw_queue_index event_stalled; /* runner sets to 1 when the event queue is full: worker clears and signals */
+    struct afw_event event[AFW_QUEUE];
+    struct afw_command command[AFW_QUEUE];
+};
+
+/* Configuration: records of struct afw_record + payload, padded to 8 bytes. Numbers are little-endian. */
+#define AFW_REC_END 0
+#define AFW_REC_MOUNT 1              /* u32 fd (O_PATH, directory or file), u32 flags (1 = writable), guest path */
+#define AFW_REC_FILE 2               /* u32 mode, u32 path length, path, content: a synthetic read-only file */
+#define AFW_REC_PROGRAM 3            /* guest path of the ELF file to boot */
+#define AFW_REC_ARG 4                /* one argv string */
+#define AFW_REC_ENV 5                /* one K=V string */
+#define AFW_REC_MEMORY 6             /* u64 bytes a VM */
+#define AFW_REC_SNAPSHOT_IN 7        /* u32 fd */
+#define AFW_REC_SNAPSHOT_OUT 8       /* u32 fd, writable */
+#define AFW_REC_SLICE 9              /* u64 ns a time slice (default 5 ms) */
+#define AFW_REC_TRACE 10             /* u32 1: strace */
+#define AFW_REC_TMP 11               /* u64 bytes the private /tmp may hold, u64 inodes */
+#define AFW_REC_SYMLINK 12           /* u32 path length, path, target: a synthetic symbolic link */
+struct afw_record {
+    uint32_t type;
+    uint32_t size;                   /* of the payload */
+};
+
+/* Head of a snapshot file. Page data is page-aligned; extents are mapped MAP_PRIVATE, everything else is zero. */
+#define AFW_SNAPSHOT_MAGIC 0x31504e5357464141
+#define AFW_SNAPSHOT_FORMAT 1
+#define AFW_SNAPSHOT_EXTENTS 256
+struct afw_snapshot_extent {
+    uint64_t gpa;
+    uint64_t size;
+    uint64_t offset;                 /* in the file */
+};
+struct afw_snapshot_header {
+    uint64_t magic;
+    uint32_t format;
+    uint32_t abi;                    /* AFW_ABI */
+    uint64_t file_size;
+    uint8_t shim_sha[32];            /* first 32 bytes of a digest of the shim blob, given by the worker */
+    uint8_t key[32];                 /* worker's key of what the template is made of */
+    char cpu_vendor[16];             /* of the machine that made it */
+    uint64_t xcr0;
+    uint64_t memory_limit;
+    uint64_t mmap_base;
+    uint64_t commit_chunks[8];       /* bitmap of committed chunks (512 chunks of 32 MiB = 16 GiB) */
+    uint32_t n_extents;
+    uint32_t vcpu_size;              /* bytes of struct vcpu_state (vmm.h) at vcpu_offset */
+    uint64_t vcpu_offset;
+    uint64_t crc;                    /* of header (this field 0), vCPU state: accidental damage is refused */
+    uint64_t sites;                  /* rewritten in the template */
+    uint64_t sites_refused;
+    uint64_t site_next;              /* next free byte of the stub area */
+    uint64_t needs[4];               /* CPU features that code in the snapshot may use: bits as in needs.h */
+    struct afw_snapshot_extent extent[AFW_SNAPSHOT_EXTENTS];
+};
+#endif
