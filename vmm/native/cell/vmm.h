@@ -1,0 +1,90 @@
+/* What the cell's files offer each other.
+ *
+ *   main.c     arguments, configuration records, jail, runner threads
+ *   jail.c     no_new_privs, rlimits, Landlock, seccomp, parent-death
+ *   runner.c   a runner's loop: commands, runnable VMs in turn, parked VMs' deadlines, time slices
+ *   vm.c       create, enter, exits, kill; boot.c: tables, segments, cpuid, MSRs; elf.c: images, stack, auxv
+ *   memory.c   host backing, memslots, commit/zero/protect, checked access to guest memory
+ *   ring.c     consuming the SQ, completing, dispatch to the op's file
+ *   flow.c     FLOW_OPEN / FLOW_KICK to events
+ *   fault.c    exceptions and EFAULT to upcalls or reports
+ *   snapshot.c save, check, restore
+ *   sites.c    asking for site lists, writing stubs and jumps, lazy patching
+ *   vfs.c      mount table, path walk, handles; tmpfs.c: private /tmp; synth.c: synthetic files, /proc, /dev; fileops.c: ring operations
+ *
+ * Rules: a VM is touched only by its runner. Guest memory is read and written through the functions below or by system calls that
+ * answer EFAULT (preadv into guest memory); no pointer into it is kept. Every function returns 0 or -errno unless it says otherwise.
+ */
+#ifndef AFW_VMM_H
+#define AFW_VMM_H
+#include <stddef.h>
+#include <stdint.h>
+#include <linux/kvm.h>
+#include "abi.h"
+#include "cell.h"
+
+struct runner;
+struct vfs;                          /* vfs.c: one a VM */
+struct sites;                        /* sites.c: one a VM */
+
+struct vm {
+    uint32_t id;                     /* in the cell */
+    struct runner *runner;
+    int vm_fd, vcpu_fd;
+    struct kvm_run *run;             /* mmapped; regs through KVM_CAP_SYNC_REGS */
+    uint8_t *mem;                    /* host address of GPA 0; AFW_SPACE_END bytes of address space */
+    uint64_t chunks[8];              /* committed chunks */
+    struct afw_ctl *ctl;             /* = mem + AFW_CTL: hostile */
+    struct afw_window *window;       /* hostile */
+    struct afw_vm_shm *shm;          /* the worker's view of this VM */
+    struct vfs *vfs;
+    struct sites *sites;
+    uint64_t memory_limit;
+};
+
+/* memory.c */
+/* Copy with bounds (committed memory only) and fault checks: 0 or -EFAULT. */
+int guest_read(struct vm *vm, void *out, uint64_t gva, uint64_t len);
+int guest_write(struct vm *vm, uint64_t gva, const void *data, uint64_t len);
+/* Host range for a system call that answers EFAULT by itself (preadv, pwritev); 0 if not inside committed guest memory.
+ * Never dereference it. */
+void *guest_range(struct vm *vm, uint64_t gva, uint64_t len);
+/* Copy of a ring path: NUL-terminated into out (at least 4096 bytes). -ENAMETOOLONG, -EINVAL (NUL inside), -EFAULT, -ENOENT (empty) */
+int guest_path(struct vm *vm, char *out, uint64_t gva, uint64_t len);
+int memory_commit(struct vm *vm, uint64_t gva, uint64_t len);       /* -ENOMEM */
+int memory_zero(struct vm *vm, uint64_t gva, uint64_t len);
+int memory_protect(struct vm *vm, uint64_t gva, uint64_t len, int prot);
+/* Map a host file over guest memory (page-aligned, committed, not the system area). Remembers module path for fault reports. */
+int memory_map_file(struct vm *vm, int host_fd, uint64_t gva, uint64_t len, int prot, int shared, uint64_t offset, const char *guest_name);
+/* Module mapped at gva, for reports: 1 and fills the rest, or 0. */
+int memory_module(struct vm *vm, uint64_t gva, char name[256], uint64_t *map_start, uint64_t *map_offset);
+/* Text pages are host-read-only when the guest asked so: write them anyhow (patching). */
+int memory_poke(struct vm *vm, uint64_t gva, const void *data, uint64_t len);
+
+/* vfs.c / fileops.c */
+struct vfs *vfs_new(struct vm *vm);  /* from the cell's parsed configuration (vfs_configure) */
+void vfs_free(struct vfs *vfs);      /* closes every handle, drops the private /tmp */
+int vfs_configure(uint32_t record_type, const uint8_t *payload, uint32_t size);   /* MOUNT, FILE, SYMLINK, TMP records, before the jail */
+int vfs_landlock_paths(void (*allow)(int fd, int writable, void *arg), void *arg);   /* each mount, for jail.c */
+int vfs_open_handles(struct vfs *vfs);                               /* number; READY refuses if not 0 */
+/* AFW_OP_OPEN .. AFW_OP_FALLOCATE and AFW_OP_MAPFILE; result for the CQE */
+int64_t file_op(struct vm *vm, const struct afw_sqe *sqe);
+/* Host descriptor (O_RDONLY, caller closes) of a guest path, for the ELF loader. -errno */
+int vfs_host_open(struct vfs *vfs, const char *guest_path);
+
+/* sites.c */
+struct sites *sites_new(struct vm *vm);
+void sites_free(struct sites *sites);
+/* Code became executable: by file map (kind FILE) or mprotect/mmap of anonymous memory (MEMORY). Asks the worker; never blocks. */
+void sites_code(struct vm *vm, uint32_t kind, uint64_t gva, uint64_t len);
+void sites_backstop(struct vm *vm);  /* at an exit: ctl.backstop_rip moved; asks for a lazy patch at the second hit */
+void sites_answer(struct vm *vm, uint64_t request, uint64_t count);  /* AFW_CMD_SITES */
+void sites_unmapped(struct vm *vm, uint64_t gva, uint64_t len);      /* that range is something else now: forget pending requests in it */
+void sites_save(struct vm *vm, struct afw_snapshot_header *h);
+void sites_load(struct vm *vm, const struct afw_snapshot_header *h);
+
+/* runner.c */
+/* Space for an event? 0 if queued, -EAGAIN: the queue is full, try again after the worker drained it. */
+int runner_event(struct runner *r, const struct afw_event *e);
+uint8_t *runner_site_area(struct runner *r);                         /* AFW_SITE_AREA bytes */
+#endif
