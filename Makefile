@@ -21,5 +21,9 @@ check: .venv/ready
 test: check
 	.venv/bin/pytest -q
 
+# agentfw on an emulated kvm_amd with nested paging (QEMU TCG); minutes, needs Debian's qemu-system-x86 (root installs it)
+test-hardware: .venv/ready
+	.venv/bin/python tests/hardware/run.py
+
 clean:
 	rm -rf build dist .venv vmm/agentfw_vmm/agentfw-cell vmm/agentfw_vmm/*.so

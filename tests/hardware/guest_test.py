@@ -1,0 +1,60 @@
+"""Runs inside the emulated machine (run.py): hello, snapshot and restore, the network slice. Prints the verdict that run.py looks for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+AGENTFW = [sys.executable, "-m", "agentfw"]
+
+
+def run(title: str, command: list[str], timeout: float) -> str:
+    start = time.monotonic()
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL)
+    print(f"-- {title}: exit {done.returncode}, {time.monotonic() - start:.1f} s", flush=True)
+    if done.returncode:
+        print(done.stdout, done.stderr, sep="\n", flush=True)
+        raise SystemExit(f"{title} failed")
+    return done.stdout
+
+
+def main() -> None:
+    with Path("/proc/cpuinfo").open() as cpuinfo:
+        if " svm" not in cpuinfo.read():
+            raise SystemExit("this machine has no svm: the point of the test is a hardware KVM")
+    if not Path("/dev/kvm").exists():
+        raise SystemExit("no /dev/kvm: the kvm-amd module did not load")
+    pid = "import os, random, sys; print('hello', sys.version_info[:2], os.getpid(), random.random())"
+    first = run("hello, making the snapshot", [*AGENTFW, "run", "-c", pid], 600)
+    second = run("hello, restored from it", [*AGENTFW, "run", "-c", pid], 120)
+    if not (first.startswith("hello") and second.startswith("hello")):
+        raise SystemExit(f"unexpected output: {first!r} {second!r}")
+    if first.split()[4] == second.split()[4]:
+        raise SystemExit(f"two VMs drew the same random number: {first!r} {second!r}")
+    run("threads and time slices", [*AGENTFW, "run", "-c", THREADS], 120)
+    fault = subprocess.run([*AGENTFW, "run", "-c", "import ctypes; ctypes.string_at(0)"], capture_output=True, text=True, timeout=120, check=False)
+    if fault.returncode != 139 or "SIGSEGV" not in fault.stderr:
+        raise SystemExit(f"a null dereference gave exit {fault.returncode} and {fault.stderr!r}")
+    print("-- null dereference: exit 139", flush=True)
+    print(run("network slice", [sys.executable, "examples/run_fleet.py", "--agents", "3"], 600), flush=True)
+    print("AGENTFW-HARDWARE: passed", flush=True)
+
+
+THREADS = """
+import threading, time, asyncio
+def spin():
+    end = time.monotonic() + 1
+    while time.monotonic() < end: pass
+spinners = [threading.Thread(target=spin) for _ in range(2)]
+for t in spinners: t.start()
+async def main(): await asyncio.sleep(0.2); return 'slept'
+assert asyncio.run(main()) == 'slept'
+for t in spinners: t.join()
+print('ok')
+"""
+
+if __name__ == "__main__":
+    main()
