@@ -137,7 +137,8 @@ struct afw_ctl {
     uint64_t committed_pages;        /* g  pages handed out */
     /* strace: set by the cell at boot/restore when asked */
     uint32_t trace;                  /* h  bit 0: post AFW_OP_TRACE after each call */
-    uint32_t reserved32;
+    uint32_t alone;                  /* g  1: no other thread wants the vCPU or waits for a time: no RESCHED upcall at a slice's end
+                                      * (signals and `wake` make one all the same). 0 is always right */
 };
 
 /* cpuid answers of the fleet's baseline, host-filled; looked up by (leaf, subleaf), else zeros. */

@@ -174,6 +174,7 @@ struct afw_runner_queues {
 #define AFW_REC_TRACE 10             /* u32 1: strace */
 #define AFW_REC_TMP 11               /* u64 bytes the private /tmp may hold, u64 inodes */
 #define AFW_REC_SYMLINK 12           /* u32 path length, path, target: a synthetic symbolic link */
+#define AFW_REC_KEY 13               /* 32 bytes: goes into the snapshot that is saved; the one to restore must carry the same */
 struct afw_record {
     uint32_t type;
     uint32_t size;                   /* of the payload */
@@ -193,7 +194,7 @@ struct afw_snapshot_header {
     uint32_t format;
     uint32_t abi;                    /* AFW_ABI */
     uint64_t file_size;
-    uint8_t shim_sha[32];            /* first 32 bytes of a digest of the shim blob, given by the worker */
+    uint8_t shim_sha[32];            /* SHA-256 of the blob, computed by the cell */
     uint8_t key[32];                 /* worker's key of what the template is made of */
     char cpu_vendor[16];             /* of the machine that made it */
     uint64_t xcr0;
@@ -201,7 +202,7 @@ struct afw_snapshot_header {
     uint64_t mmap_base;
     uint64_t commit_chunks[8];       /* bitmap of committed chunks (512 chunks of 32 MiB = 16 GiB) */
     uint32_t n_extents;
-    uint32_t vcpu_size;              /* bytes of struct vcpu_state (vmm.h) at vcpu_offset */
+    uint32_t vcpu_size;              /* bytes of the cell's private state (vCPU, protections, modules) at vcpu_offset */
     uint64_t vcpu_offset;
     uint64_t crc;                    /* of header (this field 0), vCPU state: accidental damage is refused */
     uint64_t sites;                  /* rewritten in the template */
