@@ -20,7 +20,7 @@ enum afw_event_type {
     AFW_EV_FLOW_OPEN = 2,            /* arg = flow; a = kind | family << 16 | port << 32; b, c = address bytes */
     AFW_EV_FLOW = 3,                 /* arg = flow: look at the window */
     AFW_EV_EXIT = 4,                 /* VM is gone; read vm[].exit_* */
-    AFW_EV_SITES = 5,                /* runner's site area holds code to decode: arg = AFW_SITES_*, a = guest address, b = bytes, c = request id */
+    AFW_EV_SITES = 5,                /* runner's site area holds code to decode: arg = AFW_SITES_*, a = guest address, b = bytes, c = request id, d = AFW_SITES_LAZY: offset of the return address */
     AFW_EV_ERROR = 6,                /* the cell itself failed for this VM: vm[].text says what */
     AFW_EV_TRACE = 7                 /* a = nr | where << 32, b = result, c = first argument; arg = low bits of the second */
 };
