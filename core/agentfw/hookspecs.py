@@ -1,9 +1,13 @@
 """Hook specifications: where plugins stand in an agent's path.
 
 Signatures and docstrings only. Hooks decide (a name, a connection, a request head, a response head, an exit); none is called per
-byte. A plugin is a class named by an entry point of group ``agentfw.plugins`` (or a module holding a class ``Plugin``); see
-`agentfw.plugins`. Awaitable results are awaited by the caller. Any hook may raise `agentfw.errors.Denied`; anything else it raises
-fails that one operation closed, with the plugin's name in the error.
+byte. A plugin is a class `Plugin` in a module named by an entry point of group ``agentfw.plugins``; see `agentfw.plugins`. An
+implementation may leave out arguments that it does not use, and use `hookimpl(tryfirst=True)` or `trylast=True`; else plugins are
+called in the order in which they were named. Where a result may be awaitable, the caller awaits it.
+
+Any hook may raise `agentfw.errors.Denied` (the operation is refused, the agent is told rule and plugin) or
+`agentfw.errors.UpstreamError` (the outside failed). Whatever else it raises, a result of the wrong type, or no result within the
+hook's time fails that one operation closed, with the plugin's name in the error (`HookError`).
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ if TYPE_CHECKING:
     from .destination import Destination
     from .http1 import RequestHead, ResponseHead
     from .runtime import Runtime
-    from .upstream import TlsRequest, Upstream
+    from .upstream import TlsInfo, TlsRequest, Upstream
 
 hookspec = pluggy.HookspecMarker("agentfw")
 hookimpl = pluggy.HookimplMarker("agentfw")
@@ -26,7 +30,7 @@ hookimpl = pluggy.HookimplMarker("agentfw")
 
 @hookspec
 def start(runtime: Runtime) -> Awaitable[None] | None:
-    """Before the first agent. May open connections, start tasks. An error here stops the command."""
+    """Before the first agent, in the running loop. May open connections, start tasks. An error here stops the command."""
 
 
 @hookspec
@@ -34,37 +38,57 @@ def stop() -> Awaitable[None] | None:
     """After the last agent. Errors are logged, the other plugins still stop."""
 
 
-@hookspec(firstresult=True)
-def resolve(agent: Agent, name: str, qtype: int, query: bytes) -> Awaitable[bytes] | bytes | None:
-    """A DNS question: `name` normalised (lower case, no trailing dot), `query` the wire message it came in. -> wire reply.
+@hookspec
+def allow(agent: Agent, destination: Destination) -> Awaitable[None] | None:
+    """May this agent talk to `destination` at all? Raise `Denied` to refuse; returning is no opinion.
 
-    Called for an agent's own queries and, with a query made by the core, before a destination is dialled. First result wins;
-    a policy plugin stands first and raises `Denied` or returns None.
+    All implementations are called, always before anything leaves: for each DNS question (scheme "dns": the port does not count),
+    when a flow opens, and for each connection leased, so for every HTTP request. The place for custom policy.
     """
 
 
 @hookspec(firstresult=True)
-def connect(agent: Agent, destination: Destination, tls: TlsRequest | None) -> Awaitable[Upstream] | None:
+def resolve(agent: Agent, name: str, qtype: int, query: bytes) -> Awaitable[bytes | None] | bytes | None:
+    """A DNS question: `name` normalised (lower case, no trailing dot), `query` the wire message it came in. -> wire reply.
+
+    Called after `allow`, for an agent's own queries and, with a query made by the core, before a destination is dialled. The
+    reply must carry the query's ID and question as they came. First result wins (an awaited None passes on to the next); raise
+    ResolveError to answer with its rcode.
+    """
+
+
+@hookspec(firstresult=True)
+def connect(agent: Agent, destination: Destination, tls: TlsRequest | None) -> Awaitable[Upstream | None] | None:
     """An upstream connection for `destination`, to be used by this agent until `Upstream.release()`.
 
-    `tls` None: a plain TCP connection. First result wins.
+    `tls` None: no TLS on our side (schemes http, tcp, tls, udp). With it: the handshake is done and the name verified when this
+    returns. Called after `allow`, once for each HTTP request and once for each raw flow. First result wins; raise ConnectError,
+    ResolveError or TlsError if it cannot be had. `Runtime.dial()` gives the vetted, connected socket to build on.
     """
 
 
 @hookspec(firstresult=True)
 def dial(agent: Agent, destination: Destination, address: str) -> bool | None:
-    """May `address` (a numeric one that `destination` resolved to) be dialled? True: yes, even if it is not public. None: no
-    opinion; if nobody has one, only public addresses pass. Called at answer and again right before connect()."""
+    """May `address` (a numeric one that `destination` resolved to) be dialled? True: yes, even if it is not public; False or
+    `Denied`: no. None: no opinion; if nobody has one, only public addresses pass. Never awaitable.
+
+    Called when an agent is given the address in a DNS answer (scheme "dns"), and again right before connect().
+    """
 
 
 @hookspec
-def request(agent: Agent, destination: Destination, head: RequestHead) -> Awaitable[None] | None:
-    """An HTTP request head about to be sent; may change it (headers, not the destination). All implementations are called."""
+def request(agent: Agent, destination: Destination, head: RequestHead, tls: TlsInfo | None) -> Awaitable[None] | None:
+    """An HTTP request head about to be sent over a connection that is already there; may change method, target and headers.
+
+    Framing headers (Content-Length, Transfer-Encoding, Connection) and Host are the core's: changes to them are overwritten.
+    `tls` None: plain HTTP. All implementations are called.
+    """
 
 
 @hookspec
 def response(agent: Agent, destination: Destination, request: RequestHead, head: ResponseHead) -> Awaitable[None] | None:
-    """The response head that came for it, before the agent sees it; may change it."""
+    """The (final) response head that came for it, before the agent sees it; may change status and headers, and append to
+    `head.transforms` to see or change the body as it streams. All implementations are called."""
 
 
 @hookspec
@@ -74,4 +98,4 @@ def exit(agent: Agent, report: ExitReport) -> None:
 
 @hookspec
 def statistics() -> dict[str, int | float] | None:
-    """Counters of this plugin, names in lower_snake_case."""
+    """Counters of this plugin, names in lower_snake_case. `Runtime.statistics()` puts "plugin." before them."""

@@ -1,0 +1,33 @@
+"""Who a hook is called for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """One agent run. `id` is unique in the process and never reused; `name` is for people (at most 128 bytes); `labels` are the
+    operator's, an agent cannot set them."""
+
+    id: str
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if not self.id or len(self.name.encode()) > 128:
+            raise ValueError("an agent needs an id, and a name of at most 128 bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class ExitReport:
+    """How an agent ended. `kind` as in `agentfw_vmm.VmExit`; "timeout" is the operator's limit. `text`: one line with signal,
+    address, module and symbol where known; `seconds`: wall time since dispatch."""
+
+    kind: Literal["code", "signal", "killed", "memory", "internal", "hostile", "timeout"]
+    code: int = 0
+    signal: int = 0
+    text: str = ""
+    seconds: float = 0.0

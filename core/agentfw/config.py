@@ -1,0 +1,205 @@
+"""agentfw.toml: one table for `agentfw run`, one a plugin. Every mistake names key, file and line.
+
+The file is looked for from the working directory upward (or named with --config). Plugins declare a msgspec Struct
+(`config_type`) for their table; use ``forbid_unknown_fields=True`` in it. Values are not coerced: a number in quotes is text.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from .errors import ConfigError
+
+FILE_NAME = "agentfw.toml"
+
+Table = TypeVar("Table", bound=msgspec.Struct)
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`(?: - at `\$(?P<path>[^`]*)`)?")
+_AT = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>[^`]*)`)?\Z", re.DOTALL)
+_HEADER = re.compile(r"\s*(\[\[?)\s*([^\]]+?)\s*\]\]?\s*(?:#.*)?\Z")
+_KEY = re.compile(r"\s*((?:\"[^\"]*\"|'[^']*'|[A-Za-z0-9_-]+)(?:\s*\.\s*(?:\"[^\"]*\"|'[^']*'|[A-Za-z0-9_-]+))*)\s*=")
+
+
+class RunConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Table [run]: defaults of the options of `agentfw run` (which go before). None: the command's own default."""
+
+    plugins: tuple[str, ...] | None = None
+    memory: str | None = None
+    """Limit of a VM, "512M", "2G"."""
+    timeout: float | None = None
+    """Seconds."""
+    mount: tuple[str, ...] = ()
+    """HOST:GUEST[:rw]"""
+    env: dict[str, str] = {}
+    preload: tuple[str, ...] = ()
+    """Modules imported before the snapshot."""
+
+
+class Config:
+    """A parsed file; `run` is checked at once, plugins' tables when the plugins are loaded."""
+
+    def __init__(self, tables: Mapping[str, Any] | None = None, file: Path | None = None, text: str = "") -> None:
+        self.tables: dict[str, Any] = dict(tables or {})
+        self.file = file
+        self._text = text
+        self.run: RunConfig = self.plugin("run", RunConfig)
+
+    def plugin(self, name: str, kind: type[Table]) -> Table:
+        """The table `[name]` as `kind`; ConfigError for unknown keys, wrong types, missing ones."""
+        table = self.tables.get(name, {})
+        try:
+            return msgspec.convert(table, kind)
+        except msgspec.ValidationError as error:
+            raise self._explain(name, kind, table, error) from None
+        except ConfigError as error:  # from a __post_init__
+            raise self.error(f"{name}.{error.key}" if error.key else name, error.message) from None
+
+    def error(self, key: str, message: str) -> ConfigError:
+        """A ConfigError about `key` (dotted; list elements by number) of this file."""
+        path = [int(part) if part.isdigit() else part for part in key.split(".")]
+        return ConfigError(key, message, self.file, _find_line(self._text, path) if self._text else None)
+
+    def check_tables(self, known: Collection[str]) -> None:
+        """ConfigError if there is anything at the top level but [run] and tables of these plugins."""
+        for name, value in self.tables.items():
+            if name != "run" and name not in known:
+                raise self.error(name, f"unknown table (known: {', '.join(sorted({'run', *known}))})")
+            if not isinstance(value, dict):
+                raise self.error(name, "must be a table")
+
+    def _explain(self, name: str, kind: type[Table], table: Any, error: msgspec.ValidationError) -> ConfigError:
+        table, places = _narrowed(table, kind, str(error))
+        unknown = _UNKNOWN.match(str(error))
+        if unknown:
+            path = [*_steps(unknown["path"] or "", places), unknown["field"]]
+            message = "unknown key"
+        else:
+            match = _AT.match(str(error))
+            assert match is not None
+            path = _steps(match["path"] or "", places)
+            message = match["what"][:1].lower() + match["what"][1:]
+        return self.error(".".join(map(str, [name, *path])), message)
+
+
+def load_config(path: str | Path | None = None, directory: Path | None = None) -> Config:
+    """Read `path`, or the nearest agentfw.toml from `directory` (default: the working directory) upward; none is an empty
+    Config."""
+    if path is None:
+        start = (directory or Path.cwd()).absolute()
+        file = next((place / FILE_NAME for place in (start, *start.parents) if (place / FILE_NAME).is_file()), None)
+        if file is None:
+            return Config()
+    else:
+        file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("", f"cannot be read: {getattr(error, 'strerror', None) or error}", file) from None
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        line = re.search(r"at line (\d+)", str(error))
+        raise ConfigError("", f"not TOML: {error}", file, int(line[1]) if line else text.count("\n") + 1) from None
+    return Config(tables, file, text)
+
+
+def _steps(path: str, places: list[int]) -> list[str | int]:
+    """msgspec's "$.rule[...].host" -> ["rule", 1, "host"]; `places` has the list indices that it leaves out."""
+    left = list(places)
+    steps: list[str | int] = []
+    for name, _index in re.findall(r"\.?([^.\[\]]+)|\[([^\]]*)\]", path):
+        if name:
+            steps.append(name)
+        elif left:
+            steps.append(left.pop(0))
+    return steps
+
+
+def _narrowed(table: Any, kind: type[msgspec.Struct], message: str) -> tuple[Any, list[int]]:
+    """The table with each list on the way to the error cut down to the element in error, and those elements' indices."""
+    match = re.search(r"- at `\$([^`]*)`", message)
+    places: list[int] = []
+    if match is None or not isinstance(table, dict):
+        return table, places
+    way: list[str | int] = []
+    for name, _index in re.findall(r"\.?([^.\[\]]+)|\[([^\]]*)\]", match[1]):
+        if name:
+            way.append(name)
+            continue
+        elements = _at(table, way)
+        if not isinstance(elements, list):
+            break
+        for i, element in enumerate(elements):
+            candidate = _replaced(table, way, [element])
+            try:
+                msgspec.convert(candidate, kind)
+            except msgspec.ValidationError as error:
+                if str(error) == message:
+                    table = candidate
+                    places.append(i)
+                    way.append(0)
+                    break
+        else:
+            break
+    return table, places
+
+
+def _at(value: Any, way: list[str | int]) -> Any:
+    for step in way:
+        try:
+            value = value[step]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
+
+
+def _replaced(value: Any, way: list[str | int], new: Any) -> Any:
+    if not way:
+        return new
+    copy = value.copy()
+    copy[way[0]] = _replaced(value[way[0]], way[1:], new)
+    return copy
+
+
+def _find_line(text: str, path: list[str | int]) -> int | None:
+    """Line of the key at `path`, or of the nearest thing above it that has one. Reads headers and `key =` lines only."""
+    best: tuple[int, int] | None = None
+    table: list[str | int] = []
+    counts: dict[tuple[str | int, ...], int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        header = _HEADER.match(line)
+        if header:
+            table = _resolved(_split_key(header[2]), counts)
+            if header[1] == "[[":
+                counts[tuple(table)] = counts.get(tuple(table), -1) + 1
+                table = [*table, counts[tuple(table)]]
+            here = table
+        else:
+            key = _KEY.match(line)
+            if not key:
+                continue
+            here = [*table, *_split_key(key[1])]
+        common = len(here) if path[: len(here)] == here else 0
+        if common and (best is None or common > best[0]):
+            best = (common, number)
+    return best[1] if best else None
+
+
+def _split_key(key: str) -> list[str | int]:
+    return [part.strip().strip("\"'") for part in re.findall(r"\"[^\"]*\"|'[^']*'|[^.]+", key)]
+
+
+def _resolved(way: list[str | int], counts: dict[tuple[str | int, ...], int]) -> list[str | int]:
+    """[a.b] under [[a]] belongs to the newest element of a."""
+    done: list[str | int] = []
+    for i, step in enumerate(way):
+        done.append(step)
+        if i < len(way) - 1 and tuple(done) in counts:
+            done.append(counts[tuple(done)])
+    return done

@@ -1,0 +1,199 @@
+"""The runtime: one loop, its plugins, its configuration, and what the agents of this process share.
+
+runtime = Runtime(loop, load_plugins(names, config), config)
+await runtime.start()
+... await runtime.handle_flow(agent, flow) for each flow a guest opens; runtime.agent_exited(agent, report) ...
+await runtime.stop()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from collections import Counter
+
+import dnslib
+
+from . import addresses
+from .agents import Agent, ExitReport
+from .config import Config
+from .destination import Destination, parse_address
+from .errors import ConnectError, Denied, DestinationError, ResolveError, UpstreamError
+from .plugins import PluginManager
+from .upstream import TlsRequest, Upstream
+
+MAX_ADDRESSES = 16
+"""Addresses of a name that are tried at most."""
+CONNECT_TIMEOUT = 10.0
+"""Seconds for one address, when there are more to try; the last one gets all that is left."""
+
+log = logging.getLogger("agentfw.runtime")
+
+
+class Runtime:
+    """Owned by whoever runs agents (`agentfw.fleet`); used from its loop only."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, plugins: PluginManager, config: Config) -> None:
+        self.loop = loop
+        self.plugins = plugins
+        self.config = config
+        self.counters: Counter[str] = Counter()
+        self._started = False
+
+    async def start(self) -> None:
+        """Start the plugins. When one fails, those already started are stopped and its error is raised."""
+        self._started = True
+        try:
+            await self.plugins.start(self)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Stop the plugins. Idempotent."""
+        if self._started:
+            self._started = False
+            await self.plugins.stop()
+
+    def agent_exited(self, agent: Agent, report: ExitReport) -> None:
+        """Tell the plugins, forget what was kept for this agent."""
+        self.plugins.exit(agent, report)
+
+    def statistics(self) -> dict[str, int | float]:
+        """Counters of the core ("core.flows_opened", ...) and of each plugin ("dns.hits", ...)."""
+        return {**{f"core.{name}": value for name, value in sorted(self.counters.items())}, **self.plugins.statistics()}
+
+    async def connect(self, agent: Agent, destination: Destination, tls: TlsRequest | None) -> Upstream:
+        """Lease a connection: `allow`, then the `connect` hooks. Denied, HookError or UpstreamError if there is none."""
+        await self.plugins.allow(agent, destination)
+        upstream = await self.plugins.connect(agent, destination, tls)
+        if upstream is None:
+            raise ConnectError(destination, errno.EPROTONOSUPPORT, f"no plugin connects {'with' if tls else 'without'} TLS")
+        return upstream
+
+    async def resolve_addresses(self, agent: Agent, destination: Destination) -> list[str]:
+        """Numeric addresses of destination.host, canonical, each of them permitted to be dialled; never empty.
+
+        IPv6 and IPv4 take turns. Raises ResolveError (no such name, no address), Denied (no address is permitted), HookError.
+        """
+        if destination.is_address:
+            candidates = [destination.host]
+        else:
+            await self.plugins.allow(agent, destination)
+            questions = [self._ask(agent, destination.host, qtype) for qtype in (dnslib.QTYPE.A, dnslib.QTYPE.AAAA)]
+            answers = await asyncio.gather(*questions, return_exceptions=True)
+            for answer in answers:
+                if isinstance(answer, BaseException) and not isinstance(answer, UpstreamError):
+                    raise answer
+            found = [answer for answer in answers if isinstance(answer, list)]
+            candidates = _interleaved(found)
+            if not candidates:
+                failures = [answer for answer in answers if isinstance(answer, BaseException)]
+                if failures:
+                    raise failures[0]
+                raise ResolveError(destination.host, "it has no address", 0)
+        denied: Denied | None = None
+        permitted = []
+        for address in candidates[:MAX_ADDRESSES]:
+            try:
+                self.check_address(agent, destination, address)
+                permitted.append(address)
+            except Denied as error:
+                denied = denied or error
+        if not permitted:
+            assert denied is not None
+            raise denied
+        return permitted
+
+    def check_address(self, agent: Agent, destination: Destination, address: str) -> None:
+        """Raise Denied unless this (canonical) address may be dialled for `destination`."""
+        verdict = self.plugins.dial(agent, destination, address)
+        if verdict is False:
+            raise Denied("dial", f"{address} is not permitted for {destination.host}", "policy")
+        if verdict is None and (not addresses.is_public(address) or addresses.is_own(address)):
+            raise Denied("addresses: public only", f"{address} (for {destination.host}) is not on the public internet", "core")
+
+    async def dial(self, agent: Agent, destination: Destination, seconds: float = 30.0) -> socket.socket:
+        """A connected, non-blocking socket (TCP; UDP for scheme "udp") to a permitted address of `destination`.
+
+        Addresses are tried one after the other, each vetted again right before connect(). The caller owns the socket. Raises
+        ResolveError, ConnectError (errno of the last attempt), Denied, HookError. `seconds`: for all of it.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                candidates = await self.resolve_addresses(agent, destination)
+                failure: OSError | None = None
+                for left, address in reversed(list(enumerate(reversed(candidates)))):
+                    self.check_address(agent, destination, address)
+                    try:
+                        async with asyncio.timeout(CONNECT_TIMEOUT if left else None):
+                            return await self._connect(destination, address)
+                    except OSError as error:  # TimeoutError is one
+                        failure = error
+        except TimeoutError:
+            raise ConnectError(destination, errno.ETIMEDOUT) from None
+        assert failure is not None
+        raise ConnectError(destination, failure.errno or errno.ETIMEDOUT)
+
+    async def _connect(self, destination: Destination, address: str) -> socket.socket:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        kind = socket.SOCK_DGRAM if destination.scheme == "udp" else socket.SOCK_STREAM
+        sock = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            if kind == socket.SOCK_STREAM:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await self.loop.sock_connect(sock, (address, destination.port))
+        except BaseException:
+            sock.close()
+            raise
+        self.counters["connections_dialled"] += 1
+        return sock
+
+    async def _ask(self, agent: Agent, name: str, qtype: int) -> list[str]:
+        """The addresses in the reply to a query of ours: those of `name` itself and of what its CNAMEs lead to."""
+        query = dnslib.DNSRecord.question(name, dnslib.QTYPE[qtype])
+        reply = await self.plugins.resolve(agent, name, qtype, bytes(query.pack()))
+        if reply is None:
+            raise ResolveError(name, "no plugin resolves names")
+        return reply_addresses(reply, query, name, qtype)
+
+
+def reply_addresses(reply: bytes, query: dnslib.DNSRecord, name: str, qtype: int) -> list[str]:
+    """Addresses of type `qtype` that a wire reply gives for `name`, following its CNAMEs. ResolveError if it is an error or not
+    the reply to `query`."""
+    try:
+        record = dnslib.DNSRecord.parse(reply)
+        fits = record.header.id == query.header.id and record.header.qr and len(record.questions) == 1
+        fits = fits and record.q.qtype == qtype and record.q.qname == query.q.qname
+    except (dnslib.DNSError, ValueError, IndexError) as error:
+        raise ResolveError(name, "the reply is malformed") from error
+    if not fits:
+        raise ResolveError(name, "the reply is to another question")
+    if record.header.rcode:
+        raise ResolveError(name, dnslib.RCODE.forward.get(record.header.rcode, str(record.header.rcode)), record.header.rcode)
+    names = {name}
+    found = []
+    for _ in range(len(record.rr) + 1):  # the chain may come in any order
+        more = {str(r.rdata.label).rstrip(".").lower() for r in record.rr if r.rtype == dnslib.QTYPE.CNAME and _owner(r) in names}
+        if more <= names:
+            break
+        names |= more
+    for r in record.rr:
+        if r.rtype == qtype and _owner(r) in names:
+            try:
+                found.append(parse_address(str(r.rdata)))
+            except DestinationError as error:
+                raise ResolveError(name, "the reply is malformed") from error
+    return list(dict.fromkeys(found))
+
+
+def _owner(record: dnslib.RR) -> str:
+    return str(record.rname).rstrip(".").lower()
+
+
+def _interleaved(lists: list[list[str]]) -> list[str]:
+    """[[a4, b4], [a6]] -> IPv4 first of each pair: most hosts that agents run on have no IPv6 route."""
+    longest = max(map(len, lists), default=0)
+    return [each[i] for i in range(longest) for each in lists if i < len(each)]

@@ -1,0 +1,78 @@
+"""A leased connection to the outside, as `connect` hooks give it and the relay uses it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from .destination import Destination
+
+
+@dataclass(frozen=True, slots=True)
+class TlsRequest:
+    """What the agent asked for in its TLS preface (docs/internals.md), plus what the core makes of it.
+
+    It can only narrow what the host does: `verify` 0 turns nothing off, `cas` never make a connection `TlsInfo.verified`.
+    """
+
+    server_name: str | None
+    """SNI and name to verify, normalised; None: the destination is an address. Always equal to destination.host when set."""
+    alpn: tuple[str, ...] = ()
+    verify: int = 2
+    """ssl.VerifyMode of the agent's context: 0 none, 1 optional, 2 required."""
+    check_hostname: bool = True
+    cas: tuple[bytes, ...] = ()
+    """DER certificates the agent loaded beyond the host's. Part of the pool key if they are used at all."""
+    minimum: int = 0
+    maximum: int = 0
+    """TLS versions as ssl.TLSVersion numbers (0x0303 = 1.2, 0x0304 = 1.3), 0: no opinion."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsInfo:
+    """What was negotiated with the real peer."""
+
+    version: str
+    cipher: tuple[str, str, int]
+    """As ssl.SSLSocket.cipher(): name, protocol, secret bits."""
+    alpn: str | None
+    certificate: bytes
+    """The peer's, DER."""
+    verified: bool
+    """Chain verified against the *operator's* trust store and the name or address with service-identity. Credentials need it."""
+
+
+class Upstream(Protocol):
+    """A connection that one agent may use until `release()`. One reader and one writer task at most."""
+
+    @property
+    def destination(self) -> Destination: ...
+
+    @property
+    def tls(self) -> TlsInfo | None:
+        """None: no TLS on it."""
+
+    @property
+    def address(self) -> str:
+        """Numeric address really connected to."""
+
+    @property
+    def reused(self) -> bool:
+        """It has served a lease before, so the peer may have closed it meanwhile."""
+
+    async def send(self, data: bytes) -> None:
+        """Returns when it has been handed to the socket (bounded buffering). One call is one datagram on "udp". OSError or
+        UpstreamError when the connection is gone."""
+
+    async def receive(self, limit: int = 65536) -> bytes:
+        """1..limit bytes (one datagram on "udp"), as soon as there are any; b"" at the peer's end of stream. A TLS stream that
+        ends without close_notify raises UpstreamError: it may have been cut."""
+
+    async def send_eof(self) -> None:
+        """No more bytes from us (close_notify; shutdown on TCP); receiving goes on. Such a connection is not reusable."""
+
+    def release(self, *, reusable: bool = False) -> None:
+        """End of the lease; idempotent, never blocks, never raises.
+
+        `reusable`: the last message exchange ended exactly, so a pool may lend it again *if* nothing is readable on it. Default:
+        close it (cancelled, upgraded, close-delimited, leftover bytes, any error)."""
