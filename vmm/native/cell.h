@@ -162,7 +162,9 @@ struct afw_runner_queues {
 
 /* Configuration: records of struct afw_record + payload, padded to 8 bytes. Numbers are little-endian. */
 #define AFW_REC_END 0
-#define AFW_REC_MOUNT 1              /* u32 fd (O_PATH, directory or file), u32 flags (1 = writable), guest path */
+#define AFW_REC_MOUNT 1              /* u32 fd (O_PATH, directory or file), u32 flags AFW_MOUNT_*, guest path */
+#define AFW_MOUNT_WRITABLE 1
+#define AFW_MOUNT_SYSTEM 2           /* only what "other" may read: /etc/shadow stays hidden even from a cell that runs as root */
 #define AFW_REC_FILE 2               /* u32 mode, u32 path length, path, content: a synthetic read-only file */
 #define AFW_REC_PROGRAM 3            /* guest path of the ELF file to boot */
 #define AFW_REC_ARG 4                /* one argv string */
@@ -172,7 +174,8 @@ struct afw_runner_queues {
 #define AFW_REC_SNAPSHOT_OUT 8       /* u32 fd, writable */
 #define AFW_REC_SLICE 9              /* u64 ns a time slice (default 5 ms) */
 #define AFW_REC_TRACE 10             /* u32 1: strace */
-#define AFW_REC_TMP 11               /* u64 bytes the private /tmp may hold, u64 inodes */
+#define AFW_REC_TMP 11               /* u64 bytes the private /tmp may hold, u64 inodes: makes /tmp, /var/tmp, /dev/shm; then, if any,
+                                      * guest paths (each ended by a NUL) of further private directories, e.g. the home directory */
 #define AFW_REC_SYMLINK 12           /* u32 path length, path, target: a synthetic symbolic link */
 #define AFW_REC_KEY 13               /* 32 bytes: goes into the snapshot that is saved; the one to restore must carry the same */
 struct afw_record {

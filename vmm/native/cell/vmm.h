@@ -64,7 +64,7 @@ int memory_poke(struct vm *vm, uint64_t gva, const void *data, uint64_t len);
 /* vfs.c / fileops.c */
 struct vfs *vfs_new(struct vm *vm);  /* from the cell's parsed configuration (vfs_configure) */
 void vfs_free(struct vfs *vfs);      /* closes every handle, drops the private /tmp */
-int vfs_configure(uint32_t record_type, const uint8_t *payload, uint32_t size);   /* MOUNT, FILE, SYMLINK, TMP records, before the jail */
+int vfs_configure(uint32_t record_type, const uint8_t *payload, uint32_t size);   /* MOUNT, FILE, SYMLINK, TMP; for /proc also PROGRAM, ARG, ENV, MEMORY. Others: 0. Before the jail */
 int vfs_landlock_paths(void (*allow)(int fd, int writable, void *arg), void *arg);   /* each mount, for jail.c */
 int vfs_open_handles(struct vfs *vfs);                               /* number; READY refuses if not 0 */
 /* AFW_OP_OPEN .. AFW_OP_FALLOCATE and AFW_OP_MAPFILE; result for the CQE */
