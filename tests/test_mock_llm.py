@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
 from agentfw.mock_llm import MockLLM, MockLLMThread, MockOptions
 from agentfw.mock_llm.fixtures import KEY, mock_llm  # noqa: F401  (a fixture)
 from agentfw.mock_llm.model import tokenize
@@ -24,7 +23,7 @@ from agentfw.mock_llm.model import tokenize
 BEARER = {"authorization": f"Bearer {KEY}"}
 CLAUDE = {"x-api-key": KEY, "anthropic-version": "2023-06-01"}
 CHAT = {"model": "gpt-4o-mini", "messages": [{"role": "user", "content": "hello there"}]}
-MESSAGE = {"model": "claude-sonnet-4-5", "max_tokens": 100, "messages": [{"role": "user", "content": "hello there"}]}
+MESSAGE = {"model": "claude-mock", "max_tokens": 100, "messages": [{"role": "user", "content": "hello there"}]}
 
 
 @contextlib.contextmanager
@@ -235,8 +234,7 @@ def test_sdks(mock_llm: MockLLMThread) -> None:  # noqa: F811
     """The real SDKs parse every answer, plain and streamed."""
     anthropic = pytest.importorskip("anthropic")
     openai = pytest.importorskip("openai")
-    httpx = pytest.importorskip("httpx")
-    transport = httpx.Client(verify=ssl.create_default_context(cadata=mock_llm.ca_pem))
+    transport = openai.DefaultHttpxClient(verify=ssl.create_default_context(cadata=mock_llm.ca_pem))
     base = f"https://localhost:{mock_llm.port}"
     with transport:
         chat = openai.OpenAI(api_key=KEY, base_url=f"{base}/v1", http_client=transport, max_retries=0)
@@ -268,9 +266,8 @@ def test_command(tmp_path: Any) -> None:
         assert process.stdout
         where = json.loads(process.stdout.readline())
         context = ssl.create_default_context(cafile=str(ca))
-        with socket.create_connection((where["host"], where["port"]), timeout=10) as raw:
-            with context.wrap_socket(raw, server_hostname="api.anthropic.com"):
-                pass
+        raw = socket.create_connection((where["host"], where["port"]), timeout=10)
+        context.wrap_socket(raw, server_hostname="api.anthropic.com").close()
         process.send_signal(signal.SIGTERM)
         counted = json.loads(process.stdout.readline())
         assert (counted["handshakes"], counted["requests"]) == (1, 0)
