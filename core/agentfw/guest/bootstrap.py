@@ -1,0 +1,403 @@
+"""The program of every template: what `python script.py` would be, with a stop in the middle where the snapshot is taken.
+
+Before the stop: imports. `open("/dev/agentfw")` is the stop. After it, in every VM restored from the snapshot: read the job, do
+what a forked child must do, make `sys` and `__main__` what the command line asked for, acknowledge, run, and leave as CPython
+leaves, except that the interpreter is not torn down (docs/internals.md, "Job stream").
+"""
+
+from __future__ import annotations
+
+INITIAL = dict(globals())  # what this Python puts into a script's __main__, and in which order
+
+import sys
+
+STARTUP = frozenset(sys.modules)  # these come before sys.path[0] natively, too
+
+import _ssl  # the real one, for ssl_offload
+import ssl_offload  # type: ignore[import-not-found,unused-ignore]
+
+ssl_offload.install()
+
+import asyncio
+import atexit
+import base64
+import builtins
+import collections
+import concurrent.futures
+import contextlib
+import csv
+import ctypes
+import dataclasses
+import datetime
+import decimal
+import email.message
+import email.parser
+import encodings.idna
+import enum
+import functools
+import gc
+import gzip
+import hashlib
+import hmac
+import html
+import http.client
+import http.cookiejar
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import inspect
+import io
+import ipaddress
+import itertools
+import json
+import linecache
+import logging
+import marshal
+import math
+import mimetypes
+import os
+import pathlib
+import pickle
+import platform
+import queue
+import random
+import re
+import runpy
+import secrets
+import selectors
+import shutil
+import signal
+import socket
+import ssl
+import statistics
+import string
+import struct
+import subprocess
+import tempfile
+import textwrap
+import threading
+import time
+import traceback
+import types
+import typing
+import unicodedata
+import urllib.parse
+import urllib.request
+import uuid
+import warnings
+import weakref
+import zoneinfo
+
+FRAME_MAX = 1 << 24
+
+
+# ---- the job stream
+
+
+def _exactly(descriptor: int, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = os.read(descriptor, size - len(data))
+        if not part:
+            os._exit(125)  # the worker changed its mind: nobody waits for this VM
+        data += part
+    return data
+
+
+def _receive(descriptor: int) -> dict[str, typing.Any]:
+    (size,) = struct.unpack("<I", _exactly(descriptor, 4))
+    if size > FRAME_MAX:
+        os._exit(125)
+    job: dict[str, typing.Any] = json.loads(_exactly(descriptor, size))
+    return job
+
+
+def _send(descriptor: int, value: dict[str, typing.Any]) -> None:
+    body = json.dumps(value).encode("ascii")
+    data = struct.pack("<I", len(body)) + body
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+# ---- becoming that `python script.py`
+
+
+def _after_restore(job: dict[str, typing.Any]) -> None:
+    """Everything that must differ between two VMs of one snapshot."""
+    ctypes.pythonapi.PyOS_AfterFork_Child()  # locks, thread ids, and the hooks of random, threading, logging, ...
+    logging._startTime = time.time_ns() if sys.version_info >= (3, 13) else time.time()  # type: ignore[attr-defined]
+    environment = job["env"]
+    if dict(os.environ) != environment:
+        os.environ.clear()
+        os.environ.update(environment)
+    time.tzset()
+    sys.path_importer_cache.clear()  # mounts may be others than the template's
+    if job.get("line_buffered"):
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(line_buffering=True)
+    try:
+        os.chdir(job["cwd"])
+    except OSError as error:
+        print(f"agentfw: the working directory cannot be entered: {error}", file=sys.stderr)
+        _leave(125)
+
+
+def _new_main() -> types.ModuleType:
+    """A `__main__` as the interpreter makes it before it knows what to run."""
+    main = types.ModuleType("__main__")
+    namespace = main.__dict__
+    namespace.clear()
+    for name, value in INITIAL.items():
+        namespace[name] = value
+    namespace["__doc__"] = None
+    namespace["__loader__"] = importlib.machinery.BuiltinImporter
+    if "__annotations__" in namespace:
+        namespace["__annotations__"] = {}
+    namespace["__builtins__"] = builtins
+    namespace.pop("annotations", None)
+    namespace.pop("__file__", None)
+    namespace.pop("__cached__", None)
+    sys.modules["__main__"] = main
+    return main
+
+
+def _unshadow(directory: str) -> None:
+    """Forget imported modules that a file beside the script would have come before."""
+    names = set()
+    with contextlib.suppress(OSError), os.scandir(directory or ".") as entries:
+        for entry in entries:
+            name, dot, suffix = entry.name.partition(".")
+            if dot:
+                if suffix.endswith(("py", "pyc", "so")):
+                    names.add(name)
+            elif name in sys.modules and os.path.isfile(os.path.join(entry.path, "__init__.py")):
+                names.add(name)
+    for module in list(sys.modules):
+        top = module.partition(".")[0]
+        if top in names and top not in STARTUP and top not in sys.builtin_module_names:
+            del sys.modules[module]
+
+
+def _first_path(directory: str) -> None:
+    if not sys.flags.safe_path:
+        sys.path.insert(0, directory)
+        _unshadow(directory)
+
+
+def _prepare(job: dict[str, typing.Any]) -> typing.Callable[[], object]:
+    """`sys.argv`, `sys.path[0]`, `sys.orig_argv`, `__main__`; -> what runs the program."""
+    sys.argv[:] = job["argv"]
+    sys.orig_argv[:] = [sys.executable, *job["orig_argv"]]
+    main = _new_main()
+    mode = job["mode"]
+    if mode == "module":
+        _first_path(os.getcwd())
+        sys.argv[0] = "-m"
+        return functools.partial(runpy._run_module_as_main, job["module"])  # type: ignore[attr-defined]
+    if mode == "code":
+        _first_path("")
+        return functools.partial(_run_text, job["code"], "<string>", main)
+    if mode == "stdin":
+        _first_path("")
+        return functools.partial(_run_stdin, main)
+    path = job["path"]
+    if _is_collection(path):
+        sys.path.insert(0, os.path.abspath(path))
+        _unshadow(path)
+        return functools.partial(runpy._run_module_as_main, "__main__", False)  # type: ignore[attr-defined]
+    real = path
+    if os.path.islink(path):
+        real = os.path.join(os.path.dirname(path), os.readlink(path))
+    _first_path(os.path.dirname(os.path.abspath(real)))
+    return functools.partial(_run_file, path, main)
+
+
+def _is_collection(path: str) -> bool:
+    """A directory or an archive with a `__main__` in it."""
+    for hook in sys.path_hooks:
+        try:
+            hook(path)
+        except ImportError:
+            continue
+        return True
+    return False
+
+
+def _run_text(text: str | bytes, name: str, main: types.ModuleType) -> None:
+    code = compile(text, name, "exec", dont_inherit=True)
+    register = getattr(linecache, "_register_code", None)  # from 3.13 on tracebacks show the lines of -c
+    if register is not None and isinstance(text, str):
+        with contextlib.suppress(TypeError):
+            register(code if hasattr(linecache, "_code_key") else name, text, name)  # 3.13.0 had it otherwise
+    exec(code, main.__dict__)
+
+
+def _run_stdin(main: types.ModuleType) -> None:
+    main.__dict__["__file__"] = "<stdin>"
+    if "__cached__" in INITIAL:
+        main.__dict__["__cached__"] = None
+    _run_text(sys.stdin.buffer.read(), "<stdin>", main)
+
+
+def _run_file(path: str, main: types.ModuleType) -> None:
+    absolute = os.path.abspath(path)
+    try:
+        with io.open_code(absolute) as file:
+            data = file.read()
+    except OSError as error:
+        print(f"{sys.executable}: can't open file {absolute!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr)
+        raise SystemExit(2) from None
+    namespace = main.__dict__
+    namespace["__file__"] = absolute
+    if "__cached__" in INITIAL:
+        namespace["__cached__"] = None
+    if data[:4] == importlib.util.MAGIC_NUMBER:
+        namespace["__loader__"] = importlib.machinery.SourcelessFileLoader("__main__", absolute)
+        exec(marshal.loads(data[16:]), namespace)
+        return
+    namespace["__loader__"] = importlib.machinery.SourceFileLoader("__main__", absolute)
+    exec(compile(data, absolute, "exec", dont_inherit=True), namespace)
+
+
+# ---- the end
+
+
+def _outcome(program: typing.Callable[[], object]) -> int:
+    """Runs it; -> exit status, or minus the signal to die of. Reports as CPython does."""
+    try:
+        program()
+    except SystemExit as stop:
+        return _system_exit(stop)
+    except BaseException as error:
+        error.__traceback__ = _without_ours(error.__traceback__)
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+        if sys.version_info >= (3, 12):
+            sys.last_exc = error
+        status = _call_excepthook(error)
+        return -signal.SIGINT if isinstance(error, KeyboardInterrupt) and status == 1 else status
+    return 0
+
+
+def _without_ours(trace: types.TracebackType | None) -> types.TracebackType | None:
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return trace
+
+
+def _call_excepthook(error: BaseException) -> int:
+    hook = getattr(sys, "excepthook", None)
+    if hook is None:
+        print("sys.excepthook is missing", file=sys.stderr)
+        sys.__excepthook__(type(error), error, error.__traceback__)
+        return 1
+    try:
+        hook(type(error), error, error.__traceback__)
+    except SystemExit as stop:
+        return _system_exit(stop)
+    except BaseException as second:
+        second.__traceback__ = _without_ours(second.__traceback__)
+        second.__context__ = None
+        print("Error in sys.excepthook:", file=sys.stderr)
+        sys.__excepthook__(type(second), second, second.__traceback__)
+        print("\nOriginal exception was:", file=sys.stderr)
+        sys.__excepthook__(type(error), error, error.__traceback__)
+    return 1
+
+
+def _system_exit(stop: SystemExit) -> int:
+    code = stop.code
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return int(code) & 0xFF if -(1 << 63) <= code < 1 << 63 else 0xFF
+    with contextlib.suppress(BaseException):
+        print(code, file=sys.stderr)
+    return 1
+
+
+def _finish(status: int) -> int:
+    """What Py_FinalizeEx() does that a program can see."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # non-daemon threads, concurrent.futures
+    except BaseException as error:
+        _ignored(error, threading)
+    atexit._run_exitfuncs()
+    main = sys.modules.get("__main__")
+    if main is not None:
+        namespace = main.__dict__
+        for name in [name for name, value in namespace.items() if hasattr(type(value), "__del__")]:
+            namespace[name] = None
+    kinds = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+    standard = {id(stream) for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)}
+    for thing in gc.get_objects():  # without the frozen ones
+        if type(thing) in kinds and id(thing) not in standard:
+            with contextlib.suppress(Exception):
+                thing.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is None or getattr(stream, "closed", False):
+            continue
+        try:
+            stream.flush()
+        except Exception as error:
+            if stream is sys.stdout:
+                _ignored(error, stream)
+            status = 120
+    return status
+
+
+def _ignored(error: BaseException, where: object) -> None:
+    sys.unraisablehook(
+        types.SimpleNamespace(
+            exc_type=type(error), exc_value=error, exc_traceback=_without_ours(error.__traceback__), err_msg=None, object=where
+        )
+    )
+
+
+def _leave(status: int) -> typing.NoReturn:
+    if status < 0:
+        signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+        status = 128 - status
+    os._exit(status)
+
+
+def _preload() -> None:
+    """Modules that the operator wants in the template; imported as the program would."""
+    for name in filter(None, os.environ.pop("AGENTFW_PRELOAD", "").split(",")):
+        try:
+            importlib.import_module(name)
+        except BaseException as error:
+            print(f"agentfw: cannot preload `{name}`: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            os._exit(126)
+
+
+def main() -> typing.NoReturn:
+    here = os.path.dirname(os.path.abspath(__file__))
+    if sys.path and sys.path[0] == here:
+        del sys.path[0]
+    for name in ("ssl_offload", "_ssl_real"):
+        sys.modules.pop(name, None)
+    _preload()
+    linecache.clearcache()
+    gc.collect()
+    gc.freeze()
+    ctypes.pythonapi.PyOS_BeforeFork()
+    descriptor = os.open("/dev/agentfw", os.O_RDWR | os.O_CLOEXEC)  # the stop
+    job = _receive(descriptor)
+    _after_restore(job)
+    program = _prepare(job)
+    _send(descriptor, {"ready": job["ack"], "pid": os.getpid()})
+    os.close(descriptor)
+    del job
+    status = _outcome(program)
+    try:
+        status = _finish(status)
+    except BaseException as error:
+        if not isinstance(error, SystemExit):
+            sys.__excepthook__(type(error), error, _without_ours(error.__traceback__))
+    _leave(status)
+
+
+if __name__ == "__main__":
+    main()
