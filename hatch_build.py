@@ -44,10 +44,13 @@ def run(*command):
 
 def shim_blob(shim, out):
     """shim.ld refuses a blob over 36 KiB at link time."""
-    flags = ["-m64", "-Os", "-std=gnu11", "-ffreestanding", "-fno-pic", "-no-pie", "-mcmodel=small", "-mno-red-zone", "-mgeneral-regs-only",
-             "-fno-stack-protector", "-fcf-protection=none", "-fno-asynchronous-unwind-tables", "-fomit-frame-pointer",
-             "-ffunction-sections", "-fdata-sections", *WARN]  # fmt: skip
-    link = ["-nostdlib", "-static", "-Wl,--gc-sections", "-Wl,--build-id=none", "-Wl,-z,noexecstack", "-Wl,--no-warn-rwx-segments", f"-Wl,-T,{shim}/shim.ld"]
+    flags = [
+        *("-m64", "-Os", "-std=gnu11", "-ffreestanding", "-fno-pic", "-no-pie", "-mcmodel=small", "-mno-red-zone"),
+        *("-mgeneral-regs-only", "-fno-stack-protector", "-fcf-protection=none", "-fno-asynchronous-unwind-tables"),
+        *("-fomit-frame-pointer", "-ffunction-sections", "-fdata-sections", *WARN),
+    ]
+    link = ["-nostdlib", "-static", "-Wl,--gc-sections", "-Wl,--build-id=none", "-Wl,-z,noexecstack"]
+    link += ["-Wl,--no-warn-rwx-segments", f"-Wl,-T,{shim}/shim.ld"]
     sources = sorted([*shim.glob("*.c"), *shim.glob("*.S")])
     run("cc", *flags, *link, f"-I{shim}", "-o", out / "shim.elf", *sources)
     run("objcopy", "-O", "binary", out / "shim.elf", out / "shim.bin")
@@ -56,8 +59,8 @@ def shim_blob(shim, out):
 def cell_program(root, out):
     cell = root / "vmm/native/cell"
     target = out / "agentfw-cell"
-    run("cc", "-O2", "-g", "-std=gnu11", "-D_GNU_SOURCE", "-pthread", *WARN, *SANITIZE, f"-I{root}/shim", f"-I{root}/vmm/native", f"-Wa,-I{out}",
-        "-o", target, *sorted(cell.glob("*.c")))  # fmt: skip
+    flags = ["-O2", "-g", "-std=gnu11", "-D_GNU_SOURCE", "-pthread", *WARN, *SANITIZE]
+    run("cc", *flags, f"-I{root}/shim", f"-I{root}/vmm/native", f"-Wa,-I{out}", "-o", target, *sorted(cell.glob("*.c")))
     return target
 
 
@@ -77,7 +80,9 @@ def worker_library(root, out):
         extra_link_args=SANITIZE,
         py_limited_api=True,
     )
-    return Path(ffi.compile(tmpdir=str(out), target="_vmm.abi3.so"))
+    compiled = Path(ffi.compile(tmpdir=str(out)))
+    target = out / "_vmm.abi3.so"  # setuptools releases differ in what they name a limited-API extension
+    return compiled if compiled == target else compiled.replace(target)
 
 
 def declarations(header):

@@ -1,0 +1,219 @@
+"""The border to the C library: the only module that imports `_vmm`.
+
+`lib` is typed as a Protocol, handles as opaque classes, so that cffi's `Any` stays in here. Functions return a count or -errno
+(vmm/native/lib/worker.h says which).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from . import _vmm
+
+SITE_AREA: int = _vmm.lib.AFW_SITE_AREA
+RING: int = _vmm.lib.AFW_RING
+FLOWS: int = _vmm.lib.AFW_FLOWS
+FLOW_FIRST: int = _vmm.lib.AFW_FLOW_FIRST
+QUEUE: int = _vmm.lib.AFW_QUEUE
+CELL_VMS: int = _vmm.lib.AFW_CELL_VMS
+CELL_RUNNERS: int = _vmm.lib.AFW_CELL_RUNNERS
+
+CELL_PROGRAM: Path = Path(__file__).parent / "agentfw-cell"
+
+
+class Worker:
+    """A `struct afw_worker *`."""
+
+
+class Bytes:
+    """A `uint8_t *` or an array of it."""
+
+
+class Events:
+    """A `struct afw_event[]`."""
+
+
+class CommandStruct(Protocol):
+    type: int
+    vm: int
+    a: int
+    b: int
+    c: int
+
+
+class DgramStruct(Protocol):
+    len: int
+    port: int
+    family: int
+    reserved: int
+    addr: Any
+
+
+class VmStruct(Protocol):
+    """`struct afw_vm_shm`, a copy (cell.h documents the fields)."""
+
+    state: int
+    exit_kind: int
+    exit_code: int
+    exit_signal: int
+    fault_rip: int
+    fault_addr: int
+    fault_flags: int
+    fault_code_len: int
+    fault_regs: Any
+    fault_code: Any
+    fault_map_start: int
+    fault_map_offset: int
+    fault_module: Any
+    text: Any
+
+
+class Lib(Protocol):
+    AFW_EV_READY: int
+    AFW_EV_FLOW_OPEN: int
+    AFW_EV_FLOW: int
+    AFW_EV_EXIT: int
+    AFW_EV_SITES: int
+    AFW_EV_ERROR: int
+    AFW_EV_TRACE: int
+    AFW_CMD_BOOT: int
+    AFW_CMD_RESTORE: int
+    AFW_CMD_SIGNAL: int
+    AFW_CMD_KILL: int
+    AFW_CMD_SITES: int
+    AFW_CMD_QUIT: int
+    AFW_G_TX_EOF: int
+    AFW_G_CLOSED: int
+    AFW_G_RX_OFF: int
+    AFW_H_OPEN: int
+    AFW_H_FAILED: int
+    AFW_HF_RX_EOF: int
+    AFW_HF_RESET: int
+    AFW_KIND_TCP: int
+    AFW_KIND_UDP: int
+    AFW_SITES_FILE: int
+    AFW_SITES_MEMORY: int
+    AFW_SITES_LAZY: int
+    AFW_EXIT_CODE: int
+    AFW_EXIT_SIGNAL: int
+    AFW_EXIT_KILLED: int
+    AFW_EXIT_MEMORY: int
+    AFW_EXIT_INTERNAL: int
+    AFW_EXIT_HOSTILE: int
+
+    def afw_worker_new(self, vms: int, runners: int, config: bytes, config_size: int, /) -> Worker: ...
+    def afw_worker_free(self, w: Worker, /) -> None: ...
+    def afw_worker_memory_fd(self, w: Worker, /) -> int: ...
+    def afw_worker_windows_fd(self, w: Worker, /) -> int: ...
+    def afw_worker_descriptors(self, w: Worker, kvm_fd: int, worker_eventfd: int, runner_eventfd: list[int], /) -> None: ...
+    def afw_worker_state(self, w: Worker, jail: Any, text: Any, /) -> int: ...
+    def afw_worker_events(self, w: Worker, runner: int, out: Events, room: int, text: Any, /) -> int: ...
+    def afw_worker_command(self, w: Worker, runner: int, command: CommandStruct, /) -> int: ...
+    def afw_worker_flush(self, w: Worker, /) -> int: ...
+    def afw_worker_vm(self, w: Worker, vm: int, out: VmStruct, /) -> None: ...
+    def afw_worker_site_area(self, w: Worker, runner: int, /) -> Bytes: ...
+    def afw_window_reset(self, w: Worker, vm: int, /) -> int: ...
+    def afw_flow_accept(self, w: Worker, vm: int, flow: int, /) -> None: ...
+    def afw_flow_state(self, w: Worker, vm: int, flow: int, hstate: int, error: int, local_port: int, /) -> None: ...
+    def afw_flow_flags(self, w: Worker, vm: int, flow: int, hflags: int, /) -> None: ...
+    def afw_flow_free(self, w: Worker, vm: int, flow: int, /) -> None: ...
+    def afw_flow_gflags(self, w: Worker, vm: int, flow: int, /) -> int: ...
+    def afw_flow_pending(self, w: Worker, vm: int, flow: int, /) -> int: ...
+    def afw_flow_unread(self, w: Worker, vm: int, flow: int, /) -> int: ...
+    def afw_flow_discard(self, w: Worker, vm: int, flow: int, /) -> None: ...
+    def afw_flow_read(self, w: Worker, vm: int, flow: int, out: Bytes, room: int, /) -> int: ...
+    def afw_flow_write(self, w: Worker, vm: int, flow: int, data: Bytes, size: int, /) -> int: ...
+    def afw_flow_read_datagram(self, w: Worker, vm: int, flow: int, head: DgramStruct, out: Bytes, /) -> int: ...
+    def afw_flow_write_datagram(self, w: Worker, vm: int, flow: int, head: DgramStruct, data: Bytes, /) -> int: ...
+    def afw_sites_far_targets(self, code: Bytes, size: int, bitmap: Bytes, /) -> None: ...
+
+
+lib = cast(Lib, _vmm.lib)
+_ffi = _vmm.ffi
+
+#: A writable view onto foreign memory, without a copy.
+view = cast("Callable[[Any, int], Any]", _ffi.buffer)
+
+
+def take(pointer: Any, size: int) -> bytes:
+    """A copy of foreign memory."""
+    return bytes(_ffi.buffer(pointer, size))
+
+
+#: A pointer to the bytes of a Python buffer, which must outlive its use.
+pointer = cast("Callable[[bytes | bytearray | memoryview], Bytes]", _ffi.from_buffer)
+
+
+def null(handle: Worker) -> bool:
+    return bool(handle == _ffi.NULL)
+
+
+def last_errno() -> int:
+    """errno as the last library call left it."""
+    return int(_ffi.errno)
+
+
+def new_bytes(size: int) -> Bytes:
+    return cast(Bytes, _ffi.new("uint8_t[]", size))
+
+
+def new_events(count: int) -> Events:
+    return cast(Events, _ffi.new("struct afw_event[]", count))
+
+
+def new_command() -> CommandStruct:
+    return cast(CommandStruct, _ffi.new("struct afw_command *"))
+
+
+def new_datagram() -> DgramStruct:
+    return cast(DgramStruct, _ffi.new("struct afw_dgram *"))
+
+
+def new_vm() -> VmStruct:
+    return cast(VmStruct, _ffi.new("struct afw_vm_shm *"))
+
+
+def string(field: Any) -> str:
+    """A NUL-terminated char array as text for people: one line, nothing that a terminal would act on."""
+    raw: bytes = _ffi.string(field)
+    return "".join(c if c.isprintable() else "?" for c in raw.decode("utf-8", "replace"))
+
+
+def state(w: Worker) -> tuple[int, int, str]:
+    """The cell's state, jail bits and text."""
+    jail = _ffi.new("uint32_t *")
+    text = _ffi.new("char[512]")
+    value = lib.afw_worker_state(w, jail, text)
+    return value, int(jail[0]), string(text)
+
+
+def events(w: Worker, runner: int, out: Events, room: int) -> int | str:
+    """The number of events copied to `out`, or what the cell did wrong."""
+    text = _NOTE
+    count = lib.afw_worker_events(w, runner, out, room, text)
+    return count if count >= 0 else string(text)
+
+
+_NOTE = _ffi.new("char[128]")
+
+
+def numbers(vm: VmStruct, names: tuple[str, ...]) -> dict[str, int]:
+    return {name: int(getattr(vm, name)) for name in names}
+
+
+def structs() -> dict[str, tuple[int, dict[str, tuple[int, int]]]]:
+    """Of every struct of the border as cffi sees it: its size, and offset and size of each field (for tests)."""
+    found = {}
+    _, tags, _ = _ffi.list_types()
+    for tag in tags:
+        kind = _ffi.typeof(f"struct {tag}")
+        if kind.fields:
+            found[tag] = (_ffi.sizeof(kind), {name: (field.offset, _ffi.sizeof(field.type)) for name, field in kind.fields})
+    return found
+
+
+def constants() -> dict[str, int]:
+    """Every AFW_ constant as the C compiler saw it (for tests)."""
+    return {name: getattr(_vmm.lib, name) for name in dir(_vmm.lib) if name.startswith("AFW_")}

@@ -1,0 +1,518 @@
+"""A cell: one native, jailed process that runs up to 64 VMs, and the worker's end of what it shares with it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import signal
+import socket
+import struct
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from . import _lib, report, sites, trace
+from ._lib import CELL_PROGRAM, FLOW_FIRST, QUEUE, RING, CommandStruct, Worker, lib, take, view
+from .config import CellConfig, Mount, encode
+from .errors import CellError
+from .flows import GuestFlow
+from .report import VmExit, VmStatistics
+
+logger = logging.getLogger("agentfw.vmm")
+
+_EVENT = struct.Struct("<IIIIQQQQQQ")
+_START_SECONDS = 30.0
+_QUIT_SECONDS = 2.0
+#: The only names of our environment that a cell gets: settings of the sanitizers, for builds with them.
+_SANITIZER_ENV = ("ASAN_OPTIONS", "UBSAN_OPTIONS", "LSAN_OPTIONS")
+
+
+class CellHandler(Protocol):
+    """What a cell tells its owner, from the event loop. Must not block; exceptions are logged."""
+
+    def vm_ready(self, vm: int, snapshot_bytes: int, error: int) -> None:
+        """A booted VM made its ready call. `error` 0: the snapshot was saved; else the errno that prevented it."""
+
+    def flow_opened(self, flow: GuestFlow) -> None:
+        """The guest connects: call `opened()` or `failed()`, and `close()` in the end."""
+
+    def vm_exited(self, vm: int, report: VmExit) -> None:
+        """The VM is gone and its number free. Once for each boot() or restore()."""
+
+    def cell_failed(self, text: str) -> None:
+        """The process died or broke its protocol and was killed. `vm_exited` was called for each VM before."""
+
+
+class _Vm:
+    """One life of a VM."""
+
+    def __init__(self) -> None:
+        self.live = True
+        self.flows: dict[int, GuestFlow] = {}
+        self.sites = sites.Budget()
+
+
+class Cell:
+    """One process with its VMs. Make it with `await Cell.start(...)`, end it with `await close()`.
+
+    All methods belong to the event loop's thread. That thread must live as long as the cell: the kernel kills the cell when it
+    ends.
+    """
+
+    def __init__(self, config: CellConfig, handler: CellHandler, worker: Worker, runners: list[int], eventfd: int) -> None:
+        self.worker = worker
+        self.scratch = _lib.new_bytes(RING)
+        self.pid = 0
+        self._config = config
+        self._handler = handler
+        self._loop = asyncio.get_running_loop()
+        self._runner_fds = runners
+        self._eventfd = eventfd
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pidfd = -1
+        self._log = _Log()
+        self._vms: dict[int, _Vm] = {}
+        self._events = _lib.new_events(QUEUE)
+        self._event_bytes = view(self._events, QUEUE * _EVENT.size)
+        self._pending: list[list[CommandStruct]] = [[] for _ in runners]
+        self._flush_due = False
+        self._retry: asyncio.TimerHandle | None = None
+        self._closing = False
+        self._failed: str | None = None
+        self._gone: asyncio.Future[None] = self._loop.create_future()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- life
+
+    @classmethod
+    async def start(cls, config: CellConfig, handler: CellHandler, program: Path = CELL_PROGRAM) -> Cell:
+        """Starts the process and returns once it is jailed and serves. CellError with one line if it does not come to that."""
+        if not program.is_file():  # noqa: ASYNC240 (one stat)
+            raise CellError(f"{program} is missing: the package was not built (pip install agentfw builds it)")
+        opened: list[int] = []  # for the cell only
+        kept: list[int] = []  # ours too
+        cell: Cell | None = None
+        worker: Worker | None = None
+        try:
+            records = encode(config, opened)
+            worker = lib.afw_worker_new(config.vms, config.runners, records, len(records))
+            if _lib.null(worker):
+                worker = None
+                raise CellError(
+                    f"shared memory for {config.vms} VMs and {config.runners} runners: {os.strerror(_lib.last_errno())}"
+                )
+            try:
+                kvm = os.open("/dev/kvm", os.O_RDWR | os.O_CLOEXEC)
+            except OSError as error:
+                raise CellError(f"/dev/kvm: {error.strerror} (try `agentfw doctor`)") from None
+            opened.append(kvm)
+            kept.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+            kept += [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(config.runners)]
+            lib.afw_worker_descriptors(worker, kvm, kept[0], kept[1:])
+            cell = cls(config, handler, worker, kept[1:], kept[0])
+            cell._spawn(program, [lib.afw_worker_memory_fd(worker), lib.afw_worker_windows_fd(worker), *kept, *opened])
+        except BaseException:
+            for fd in kept:
+                os.close(fd)
+            if worker is not None:
+                lib.afw_worker_free(worker)
+            raise
+        finally:
+            for fd in opened:
+                os.close(fd)
+        try:
+            await cell._started()
+        except BaseException:
+            cell._closing = True
+            cell._kill()
+            await cell._gone
+            cell._release()
+            raise
+        return cell
+
+    def _spawn(self, program: Path, descriptors: list[int]) -> None:
+        read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        os.set_blocking(write, True)
+        try:
+            self._process = subprocess.Popen(
+                [str(program), str(descriptors[0])],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=write,
+                pass_fds=descriptors,
+                cwd="/",
+                env={name: os.environ[name] for name in _SANITIZER_ENV if name in os.environ},
+            )
+        except OSError as error:
+            os.close(read)
+            raise CellError(f"{program}: {error.strerror}") from None
+        finally:
+            os.close(write)
+        self.pid = self._process.pid
+        self._pidfd = os.pidfd_open(self.pid)
+        self._log.open(read, self.pid)
+        self._loop.add_reader(read, self._log.drain)
+        self._loop.add_reader(self._pidfd, self._died)
+        self._loop.add_reader(self._eventfd, self._readable)
+
+    async def _started(self) -> None:
+        end = time.monotonic() + _START_SECONDS
+        pause = 0.0005
+        while True:
+            state, _, text = _lib.state(self.worker)
+            if state == 1:
+                return
+            if state == 2:
+                raise CellError(text or "the cell failed to start without saying why")
+            if self._gone.done():
+                raise CellError(self._death())
+            if time.monotonic() > end:
+                raise CellError(f"the cell did not start within {_START_SECONDS:.0f} s{self._log.tail()}")
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, 0.02)
+
+    async def close(self) -> None:
+        """Ends all VMs and the process (killed if it has not gone after 2 s), and frees all. Idempotent."""
+        if self._closing:
+            await asyncio.shield(self._gone)
+            return
+        self._closing = True
+        for runner in range(len(self._runner_fds)):
+            self._command(runner, lib.AFW_CMD_QUIT, 0)
+        cancelled: asyncio.CancelledError | None = None
+        try:
+            await asyncio.wait_for(asyncio.shield(self._gone), _QUIT_SECONDS)
+        except TimeoutError:
+            logger.warning("cell %d did not end by itself: killed", self.pid)
+        except asyncio.CancelledError as error:
+            cancelled = error
+        self._kill()
+        await self._gone
+        self._drain_all()
+        self._end_all("killed", "the cell was closed")
+        self._release()
+        if cancelled is not None:
+            raise cancelled
+
+    def _release(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        if self._retry is not None:
+            self._retry.cancel()
+        self._loop.remove_reader(self._eventfd)
+        self._loop.remove_reader(self._log.fd)
+        self._log.close()
+        os.close(self._eventfd)
+        for fd in self._runner_fds:
+            os.close(fd)
+        lib.afw_worker_free(self.worker)
+
+    def _kill(self) -> None:
+        if not self._gone.done() and self._pidfd >= 0:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def _died(self) -> None:
+        assert self._process is not None
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._pidfd = -1
+        self._process.wait()
+        self._log.drain()
+        self._gone.set_result(None)
+        if not self._closing:
+            if self._failed is None:
+                self._drain_all()
+            text = self._failed = self._failed or self._death()
+            self._end_all("internal", text)
+            self._call(self._handler.cell_failed, text)
+
+    def _death(self) -> str:
+        state, _, text = _lib.state(self.worker)
+        if state == 2 and text:
+            return text
+        status = self._process.returncode if self._process else None
+        how = f"by signal {-status}" if status is not None and status < 0 else f"with status {status}"
+        return f"the cell ended {how}{self._log.tail()}"
+
+    def _fail(self, text: str) -> None:
+        """The cell is of no more use: its end, in `_died`, is told to the handler."""
+        if self._failed is None:
+            self._failed = text
+            logger.error("cell %d: %s: killed", self.pid, text)
+            self._kill()
+
+    def _end_all(self, kind: report.Kind, text: str) -> None:
+        for vm, record in list(self._vms.items()):
+            if record.live:
+                self._exit(vm, record, VmExit(kind, 0, 0, text))
+
+    # -- VMs
+
+    def boot(self, vm: int) -> None:
+        """Starts the configuration's program in VM `vm`; at its ready call it is saved to `snapshot_out`."""
+        self._begin(vm, lib.AFW_CMD_BOOT, 0)
+
+    def restore(self, vm: int, pid: int) -> None:
+        """Starts VM `vm` from `snapshot_in`; its getpid() will be `pid`."""
+        self._begin(vm, lib.AFW_CMD_RESTORE, pid)
+
+    def _begin(self, vm: int, command: int, argument: int) -> None:
+        if not 0 <= vm < self._config.vms:
+            raise ValueError(f"VM {vm} of a cell with {self._config.vms}")
+        if self.live(vm):
+            raise ValueError(f"VM {vm} is running")
+        if self._closing or self._failed is not None:
+            raise CellError(self._failed or "the cell is closed")
+        error = lib.afw_window_reset(self.worker, vm)
+        if error < 0:
+            raise CellError(f"I/O window of VM {vm}: {os.strerror(-error)}")
+        record = self._vms[vm] = _Vm()
+        for index in range(FLOW_FIRST):
+            record.flows[index] = GuestFlow(self, vm, index, "tcp", "", 0)
+        self._command(vm % self._config.runners, command, vm, argument)
+
+    def live(self, vm: int) -> bool:
+        """True from boot() or restore() until vm_exited."""
+        record = self._vms.get(vm)
+        return record is not None and record.live
+
+    def signal(self, vm: int, number: int) -> None:
+        """A signal (1..64) to the guest's process; nothing if the VM is gone."""
+        if not 1 <= number <= 64:
+            raise ValueError(f"signal {number}")
+        if self.live(vm):
+            self._command(vm % self._config.runners, lib.AFW_CMD_SIGNAL, vm, number)
+
+    def kill(self, vm: int) -> None:
+        """Ends the VM at once; vm_exited follows. Nothing if it is gone."""
+        if self.live(vm):
+            self._command(vm % self._config.runners, lib.AFW_CMD_KILL, vm)
+
+    def stream(self, vm: int, index: int) -> GuestFlow:
+        """Stream 0 (stdin), 1 (stdout), 2 (stderr) or 3 (job) of the VM's present or last life."""
+        if not 0 <= index < FLOW_FIRST:
+            raise ValueError(f"stream {index}")
+        return self._vms[vm].flows[index]
+
+    def statistics(self, vm: int) -> VmStatistics:
+        return report.statistics(self._shared(vm))
+
+    @property
+    def jail(self) -> int:
+        """Bits of what the cell says it gave up: 0 no_new_privs, 1 seccomp, 2 landlock, 3 rlimits, 4 dies with its parent."""
+        return _lib.state(self.worker)[1]
+
+    @property
+    def mounts(self) -> list[Mount]:
+        return self._config.mounts
+
+    def _shared(self, vm: int) -> _lib.VmStruct:
+        if not 0 <= vm < self._config.vms:
+            raise ValueError(f"VM {vm} of a cell with {self._config.vms}")
+        if self._closing and self._gone.done():
+            raise CellError("the cell is closed")
+        copy = _lib.new_vm()
+        lib.afw_worker_vm(self.worker, vm, copy)
+        return copy
+
+    # -- for flows
+
+    def changed(self) -> None:
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def released(self, flow: GuestFlow) -> None:
+        record = self._vms.get(flow.vm)
+        if record is not None and flow.index >= FLOW_FIRST and record.flows.get(flow.index) is flow:
+            del record.flows[flow.index]
+
+    # -- commands
+
+    def _command(self, runner: int, kind: int, vm: int, a: int = 0, c: int = 0) -> None:
+        command = _lib.new_command()
+        command.type, command.vm, command.a, command.c = kind, vm, a, c
+        self._pending[runner].append(command)
+        self.changed()
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        if self._gone.done():
+            return
+        left = False
+        for runner, pending in enumerate(self._pending):
+            sent = 0
+            while sent < len(pending) and lib.afw_worker_command(self.worker, runner, pending[sent]) == 0:
+                sent += 1
+            del pending[:sent]
+            left = left or bool(pending)
+        if lib.afw_worker_flush(self.worker) or left:
+            # A runner has 256 commands before it: nobody tells when it took some, so look again.
+            if self._retry is not None:
+                self._retry.cancel()
+            self._retry = self._loop.call_later(0.002, self._flush)
+
+    # -- events
+
+    def _readable(self) -> None:
+        try:
+            os.eventfd_read(self._eventfd)
+        except BlockingIOError:
+            return
+        self._drain()
+
+    def _drain(self) -> None:
+        """One queue's worth of each runner at most: others on this loop get their turn."""
+        if self._failed is not None or (self._closing and self._gone.done()):
+            return
+        if self._drain_once():
+            self._loop.call_soon(self._drain)
+
+    def _drain_all(self) -> None:
+        """After the process is gone: what it left in its queues."""
+        for _ in range(4):  # it cannot produce more than one queue's worth; a corrupted index must not loop
+            if not self._drain_once():
+                return
+
+    def _drain_once(self) -> bool:
+        more = False
+        for runner in range(len(self._runner_fds)):
+            count = _lib.events(self.worker, runner, self._events, QUEUE)
+            if isinstance(count, str):
+                self._fail(f"the cell broke its protocol: {count}")
+                return False
+            more = more or count == QUEUE
+            if not count:
+                continue
+            for event in _EVENT.iter_unpack(self._event_bytes[: count * _EVENT.size]):
+                self._event(runner, *event)
+        return more
+
+    def _event(
+        self, runner: int, kind: int, vm: int, arg: int, _: int, a: int, b: int, c: int, d: int, e: int, f: int
+    ) -> None:  # fmt: skip
+        record = self._vms.get(vm)
+        if record is None or not record.live:
+            return  # after its exit, or made up: there is nothing to do it to
+        if kind == lib.AFW_EV_FLOW:
+            flow = record.flows.get(arg)
+            if flow is not None:
+                flow.look()
+        elif kind == lib.AFW_EV_FLOW_OPEN:
+            self._flow_open(vm, record, arg, a, b, c)
+        elif kind == lib.AFW_EV_EXIT:
+            self._exit(vm, record, report.exit_report(self._shared_copy(vm), self._config.mounts))
+        elif kind == lib.AFW_EV_READY:
+            self._call(self._handler.vm_ready, vm, a, _positive(b))
+        elif kind == lib.AFW_EV_SITES:
+            self._sites(runner, vm, record, arg, a, b, c, d)
+        elif kind == lib.AFW_EV_TRACE:
+            trace.log(vm, a, b, c, arg)
+        elif kind == lib.AFW_EV_ERROR:
+            text = _lib.string(self._shared_copy(vm).text) or "the cell failed for this VM"
+            self._exit(vm, record, VmExit("internal", 0, 0, text))
+
+    def _shared_copy(self, vm: int) -> _lib.VmStruct:
+        copy = _lib.new_vm()
+        lib.afw_worker_vm(self.worker, vm, copy)
+        return copy
+
+    def _exit(self, vm: int, record: _Vm, end: VmExit) -> None:
+        record.live = False
+        for flow in list(record.flows.values()):
+            flow.end()
+        self._call(self._handler.vm_exited, vm, end)
+
+    def _flow_open(self, vm: int, record: _Vm, index: int, a: int, b: int, c: int) -> None:
+        if index < FLOW_FIRST or index in record.flows:
+            logger.warning("vm %d opened flow %d, which is in use: killed", vm, index)
+            self.kill(vm)
+            return
+        kind, family, port = a & 0xFFFF, a >> 16 & 0xFFFF, a >> 32
+        raw = struct.pack("<QQ", b, c)
+        error = 0
+        address = ""
+        if kind not in (lib.AFW_KIND_TCP, lib.AFW_KIND_UDP):
+            error = errno.EPROTONOSUPPORT
+        elif family == socket.AF_INET:
+            address = socket.inet_ntop(family, raw[:4])
+        elif family == socket.AF_INET6:
+            address = socket.inet_ntop(family, raw)
+        else:
+            error = errno.EAFNOSUPPORT
+        if port > 65535:
+            error = errno.EINVAL
+        if kind == lib.AFW_KIND_UDP and not port:
+            address = ""  # not connected: the first datagram tells
+        flow = GuestFlow(self, vm, index, "udp" if kind == lib.AFW_KIND_UDP else "tcp", address, port)
+        record.flows[index] = flow
+        lib.afw_flow_accept(self.worker, vm, index)
+        if error:
+            flow.failed(error)
+        else:
+            self._call(self._handler.flow_opened, flow)
+
+    def _sites(self, runner: int, vm: int, record: _Vm, kind: int, address: int, size: int, request: int, offset: int) -> None:
+        area = lib.afw_worker_site_area(self.worker, runner)
+        code = take(area, size)  # the one look at it; the decoder works on this copy
+
+        async def answer() -> None:
+            found = await sites.find(code, kind, offset, record.sites)
+            if self._gone.done() or self._closing:
+                return
+            view(area, len(found))[:] = found
+            self._command(runner, lib.AFW_CMD_SITES, vm, len(found) // sites.SITE.size, request)
+
+        task = self._loop.create_task(answer())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _call(self, function: Callable[..., None], *arguments: object) -> None:
+        try:
+            function(*arguments)
+        except Exception:
+            logger.exception("cell %d: handler failed", self.pid)
+
+
+def _positive(b: int) -> int:
+    """0 or -errno in 64 bits -> errno."""
+    return (1 << 64) - b & 0xFFFF if b else 0
+
+
+class _Log:
+    """A cell's stderr: to the log by lines, the last of them kept for error texts."""
+
+    def __init__(self) -> None:
+        self.fd = -1
+        self._pid = 0
+        self._rest = b""
+        self._last: list[str] = []
+
+    def open(self, fd: int, pid: int) -> None:
+        self.fd, self._pid = fd, pid
+
+    def drain(self) -> None:
+        for _ in range(16):  # a cell that floods its stderr must not hold the loop
+            try:
+                data = os.read(self.fd, 65536)
+            except BlockingIOError:
+                return
+            if not data:
+                asyncio.get_running_loop().remove_reader(self.fd)
+                return
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            self._rest = self._rest[-4096:]
+            for line in lines:
+                text = "".join(c if c.isprintable() else "?" for c in line[:1000].decode("utf-8", "replace"))
+                logger.warning("cell %d: %s", self._pid, text)
+                self._last = [*self._last[-2:], text]
+
+    def tail(self) -> str:
+        return ": " + " | ".join(self._last) if self._last else ""
+
+    def close(self) -> None:
+        os.close(self.fd)

@@ -1,0 +1,115 @@
+"""What a cell is told before it starts, and its form on the wire (records of cell.h)."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from .errors import CellError
+
+_END, _MOUNT, _FILE, _PROGRAM, _ARG, _ENV, _MEMORY, _SNAPSHOT_IN, _SNAPSHOT_OUT, _SLICE, _TRACE, _TMP, _SYMLINK, _KEY = range(14)
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A host file or directory that guests see at `guest_path` (absolute)."""
+
+    guest_path: str
+    host_path: Path | str
+    writable: bool = False
+
+
+@dataclass
+class CellConfig:
+    """All that a cell and the VMs in it get to know.
+
+    vms: VMs it may hold at once (1..64). runners: threads (1..4). memory: bytes a VM may commit. files: synthetic read-only
+    files by guest path, content or (mode, content). program, argv, env: what BOOT runs. snapshot_in: what RESTORE maps;
+    snapshot_out: where a booted VM is saved at its ready call. key: 32 bytes that a snapshot must carry (b"": zeros).
+    tmp_bytes, tmp_inodes: limits of each VM's private /tmp. trace: system calls go to the logger agentfw.vmm.strace.
+    """
+
+    vms: int = 1
+    runners: int = 1
+    memory: int = 512 << 20
+    mounts: list[Mount] = field(default_factory=list)
+    files: Mapping[str, bytes | tuple[int, bytes]] = field(default_factory=dict)
+    symlinks: Mapping[str, str] = field(default_factory=dict)
+    program: str = ""
+    argv: list[str] = field(default_factory=list)
+    env: Mapping[str, str] = field(default_factory=dict)
+    snapshot_in: Path | None = None
+    snapshot_out: Path | None = None
+    key: bytes = b""
+    tmp_bytes: int = 256 << 20
+    tmp_inodes: int = 10_000
+    trace: bool = False
+    slice_ns: int = 0  # 0: the cell's default
+
+
+def _record(kind: int, payload: bytes) -> bytes:
+    return struct.pack("<II", kind, len(payload)) + payload + bytes(-len(payload) % 8)
+
+
+def _guest(path: str) -> bytes:
+    raw = os.fsencode(path)
+    if not PurePosixPath(path).is_absolute() or b"\0" in raw or len(raw) > 4095:
+        raise CellError(f"not an absolute guest path: {path!r}")
+    return raw
+
+
+def _string(text: str) -> bytes:
+    raw = os.fsencode(text)
+    if b"\0" in raw:
+        raise CellError(f"NUL in argument or environment: {text!r}")
+    return raw
+
+
+def _open(path: Path | str, flags: int, opened: list[int]) -> int:
+    try:
+        fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise CellError(f"{path}: {error.strerror}") from None
+    opened.append(fd)
+    return fd
+
+
+def encode(config: CellConfig, opened: list[int]) -> bytes:
+    """The configuration as records; descriptors it names are appended to `opened`, to be inherited and then closed.
+
+    The snapshot's paths are opened here, so that a cell needs no path of the host. CellError for what cannot be.
+    """
+    if config.key and len(config.key) != 32:
+        raise CellError(f"snapshot key of {len(config.key)} bytes instead of 32")
+    parts = [_record(_MEMORY, struct.pack("<Q", config.memory))]
+    parts.append(_record(_TMP, struct.pack("<QQ", config.tmp_bytes, config.tmp_inodes)))
+    for mount in config.mounts:
+        fd = _open(mount.host_path, os.O_PATH, opened)
+        parts.append(_record(_MOUNT, struct.pack("<II", fd, int(mount.writable)) + _guest(mount.guest_path)))
+    for path, content in config.files.items():
+        mode, data = content if isinstance(content, tuple) else (0o444, content)
+        name = _guest(path)
+        parts.append(_record(_FILE, struct.pack("<II", mode, len(name)) + name + data))
+    for path, target in config.symlinks.items():
+        name = _guest(path)
+        parts.append(_record(_SYMLINK, struct.pack("<I", len(name)) + name + _string(target)))
+    if config.program:
+        parts.append(_record(_PROGRAM, _guest(config.program)))
+    parts += [_record(_ARG, _string(argument)) for argument in config.argv]
+    parts += [_record(_ENV, _string(f"{name}={value}")) for name, value in config.env.items()]
+    if config.snapshot_in is not None:
+        parts.append(_record(_SNAPSHOT_IN, struct.pack("<I", _open(config.snapshot_in, os.O_RDONLY, opened))))
+    if config.snapshot_out is not None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
+        parts.append(_record(_SNAPSHOT_OUT, struct.pack("<I", _open(config.snapshot_out, flags, opened))))
+    if config.key:
+        parts.append(_record(_KEY, config.key))
+    if config.slice_ns:
+        parts.append(_record(_SLICE, struct.pack("<Q", config.slice_ns)))
+    if config.trace:
+        parts.append(_record(_TRACE, struct.pack("<I", 1)))
+    parts.append(_record(_END, b""))
+    return b"".join(parts)

@@ -1,0 +1,277 @@
+"""A guest's connection, seen from the worker: byte rings in memory that the guest can write at any time."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from typing import Literal, Protocol
+
+from ._lib import RING, Bytes, DgramStruct, Worker, lib, new_datagram, pointer, take, view
+
+logger = logging.getLogger("agentfw.vmm")
+
+#: After so many calls that did not have to wait, let other tasks run.
+_TURNS = 32
+
+
+class FlowHost(Protocol):
+    """What a flow needs of its cell."""
+
+    worker: Worker
+    scratch: Bytes  # RING bytes, for the duration of one call
+
+    def changed(self) -> None:
+        """A window was written: have its VM woken by the end of this loop iteration."""
+
+    def released(self, flow: GuestFlow) -> None:
+        """Both sides are done: the slot is free."""
+
+
+class GuestFlow:
+    """A TCP or UDP socket of a guest, or one of the streams 0..3. Satisfies `agentfw.flows.Flow`.
+
+    Not thread-safe; at most one task receives and one sends. Data received is a private copy. When the VM ends, what was in
+    the ring can still be received, then the stream ends.
+    """
+
+    def __init__(self, host: FlowHost, vm: int, index: int, kind: Literal["tcp", "udp"], address: str, port: int) -> None:
+        self.vm = vm
+        self.index = index
+        self.kind = kind
+        self.address = address
+        self.port = port
+        self._host = host
+        self._rest: bytes | None = None  # the VM is gone: the shared memory is no longer this flow's
+        self._closed = False  # by us
+        self._broken = False  # reset by us, or the guest corrupted its ring
+        self._free = False
+        self._waiters: list[asyncio.Future[None]] = []
+        self._turns = 0
+
+    def __repr__(self) -> str:
+        return f"<GuestFlow vm {self.vm} flow {self.index} {self.kind} {self.address}:{self.port}>"
+
+    # -- connecting
+
+    def opened(self, local_port: int = 0) -> None:
+        """connect() succeeds in the guest; `local_port` is what getsockname() shows there."""
+        if self._live():
+            lib.afw_flow_state(self._host.worker, self.vm, self.index, lib.AFW_H_OPEN, 0, local_port)
+            self._host.changed()
+
+    def failed(self, error: int) -> None:
+        """connect() fails in the guest with this (positive) errno; the flow is over."""
+        if self._live():
+            lib.afw_flow_state(self._host.worker, self.vm, self.index, lib.AFW_H_FAILED, error, 0)
+            self._host.changed()
+            self._broken = True
+            self.close()
+
+    # -- bytes
+
+    async def receive(self, limit: int = RING) -> bytes:
+        """1..limit bytes, or b"" at the guest's end of stream or close, and after `close()` or `reset()`."""
+        await self._turn()
+        while True:
+            if self._rest is not None:
+                data, self._rest = self._rest[:limit], self._rest[limit:]
+                return data
+            if self._closed or self._broken:
+                return b""
+            host = self._host
+            count = lib.afw_flow_read(host.worker, self.vm, self.index, host.scratch, min(limit, RING))
+            if count > 0:
+                host.changed()
+                return take(host.scratch, count)
+            if count == -errno.EAGAIN:
+                await self._wait()
+            elif count == -errno.ENODATA:
+                return b""
+            else:
+                self._hostile("send ring")
+
+    async def send(self, data: bytes | bytearray | memoryview) -> None:
+        """Returns once all of it is in the ring. BrokenPipeError if the guest closed, reads no more, or is gone."""
+        rest = memoryview(data)
+        await self._turn()
+        while rest:
+            if not self._live():
+                raise BrokenPipeError(errno.EPIPE, "the guest closed the connection")
+            host = self._host
+            count = lib.afw_flow_write(host.worker, self.vm, self.index, pointer(rest), len(rest))
+            if count > 0:
+                host.changed()
+                rest = rest[count:]
+            elif count == -errno.EAGAIN:
+                await self._wait()
+            elif count == -errno.EPIPE:
+                raise BrokenPipeError(errno.EPIPE, "the guest closed the connection")
+            else:
+                self._hostile("receive ring")
+
+    # -- datagrams
+
+    async def receive_datagram(self) -> tuple[bytes, str, int]:
+        """(payload, peer address, peer port) of one datagram. BrokenPipeError once the guest closed."""
+        await self._turn()
+        while True:
+            if not self._live():
+                raise BrokenPipeError(errno.EPIPE, "the guest closed the socket")
+            host = self._host
+            count = lib.afw_flow_read_datagram(host.worker, self.vm, self.index, _DATAGRAM, host.scratch)
+            if count >= 0:
+                host.changed()
+                data = take(host.scratch, count)
+                address, port = _peer(_DATAGRAM)
+                if not self.address:
+                    self.address, self.port = address, port
+                return data, address, port
+            if count == -errno.EAGAIN:
+                await self._wait()
+            elif count == -errno.ENODATA:
+                raise BrokenPipeError(errno.EPIPE, "the guest closed the socket")
+            else:
+                self._hostile("datagram ring")
+
+    async def send_datagram(self, data: bytes, address: str, port: int) -> None:
+        """To the guest, as from that peer. Dropped when the ring is full, as a network does.
+
+        BrokenPipeError once the guest closed.
+        """
+        await self._turn()
+        if not self._live():
+            raise BrokenPipeError(errno.EPIPE, "the guest closed the socket")
+        if len(data) > 65507:
+            raise ValueError(f"datagram of {len(data)} bytes")
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        head = _DATAGRAM
+        head.len, head.port, head.family, head.reserved = len(data), port, family, 0
+        view(head.addr, 16)[:] = socket.inet_pton(family, address).ljust(16, b"\0")
+        count = lib.afw_flow_write_datagram(self._host.worker, self.vm, self.index, head, pointer(data))
+        if count > 0:
+            self._host.changed()
+        elif count == -errno.EPIPE:
+            raise BrokenPipeError(errno.EPIPE, "the guest closed the socket")
+        elif count == -errno.EPROTO:
+            self._hostile("receive ring")
+
+    # -- ending
+
+    def send_eof(self) -> None:
+        """The guest reads end of stream after what was sent."""
+        if self._live():
+            lib.afw_flow_flags(self._host.worker, self.vm, self.index, lib.AFW_HF_RX_EOF)
+            self._host.changed()
+
+    def reset(self) -> None:
+        """ECONNRESET in the guest; nothing more is received or sent."""
+        if self._live():
+            self._broken = True
+            lib.afw_flow_flags(self._host.worker, self.vm, self.index, lib.AFW_HF_RESET)
+            self._host.changed()
+            self._wake()
+
+    def close(self) -> None:
+        """The worker is done with it. Idempotent; the guest can still read bytes sent before, then end of stream."""
+        if self._closed:
+            return
+        if self._live():
+            lib.afw_flow_flags(self._host.worker, self.vm, self.index, lib.AFW_HF_RX_EOF)
+            self._host.changed()
+        self._closed = True
+        if self._rest is None:
+            self._try_free()
+        self._rest = None if self._rest is None else b""
+        self._wake()
+
+    async def wait_closed(self) -> None:
+        """Returns once the guest has no descriptor left (not at a mere shutdown()), it is gone, or `close()` was called."""
+        while self._rest is None and not self._closed and not self._gflags() & lib.AFW_G_CLOSED:
+            await self._wait()
+
+    # -- called by the cell
+
+    def look(self) -> None:
+        """The guest says that something changed."""
+        if self._rest is not None or self._free:
+            return
+        if self._closed and not self._try_free():
+            self._discard()
+        self._wake()
+
+    def end(self) -> None:
+        """The VM is gone: keep what it sent, touch its memory no more."""
+        if self._rest is not None:
+            return
+        rest = b""
+        if self.kind == "tcp" and not self._closed and not self._broken:
+            count = lib.afw_flow_read(self._host.worker, self.vm, self.index, self._host.scratch, RING)
+            if count > 0:
+                rest = take(self._host.scratch, count)
+        self._rest = rest
+        self._wake()
+
+    # -- inside
+
+    def _live(self) -> bool:
+        return self._rest is None and not self._closed and not self._broken
+
+    def _gflags(self) -> int:
+        return lib.afw_flow_gflags(self._host.worker, self.vm, self.index)
+
+    def _try_free(self) -> bool:
+        if self._free or not self._gflags() & lib.AFW_G_CLOSED:
+            return self._free
+        self._free = True
+        lib.afw_flow_free(self._host.worker, self.vm, self.index)
+        self._host.changed()
+        self._host.released(self)
+        return True
+
+    def _discard(self) -> None:
+        """We closed, the guest did not and goes on writing: as TCP, answer with a reset, but let it read what came before."""
+        worker, vm, index = self._host.worker, self.vm, self.index
+        if lib.afw_flow_pending(worker, vm, index) == 0:
+            return
+        lib.afw_flow_discard(worker, vm, index)
+        if lib.afw_flow_unread(worker, vm, index) <= 0:
+            lib.afw_flow_flags(worker, vm, index, lib.AFW_HF_RESET)
+        self._host.changed()
+
+    def _hostile(self, what: str) -> None:
+        logger.warning("vm %d corrupted the %s of flow %d: connection reset", self.vm, what, self.index)
+        self.reset()
+
+    async def _wait(self) -> None:
+        """Until the guest said that something changed, or the flow's state did."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _turn(self) -> None:
+        # Before anything is taken from the ring: a task cancelled in here has lost nothing.
+        self._turns += 1
+        if self._turns % _TURNS == 0:
+            await asyncio.sleep(0)
+
+
+_DATAGRAM = new_datagram()
+
+
+def _peer(head: DgramStruct) -> tuple[str, int]:
+    raw = take(head.addr, 16)
+    if head.family == socket.AF_INET:
+        return socket.inet_ntop(socket.AF_INET, raw[:4]), head.port
+    return socket.inet_ntop(socket.AF_INET6, raw), head.port

@@ -1,0 +1,312 @@
+"""Which `syscall`, `cpuid` and `xgetbv` instructions of a piece of code can be replaced by a jump, and where the jump goes in.
+
+A site is rewritten by putting `jmp stub` (5 bytes) over the instructions before it; the stub runs those displaced instructions
+and then enters the shim. Only the first five bytes of the window are overwritten: every later instruction, the site included,
+stays what it was, so that a jump to it still works (through the backstop). What must be sure is that nothing jumps to an
+instruction *inside* those five bytes.
+
+Decoding is iced-x86's. It begins at several places before a candidate, and only where all of them fall into step, on code that
+looks like code, is the result believed; everything doubtful is left to the backstop. Results for files are cached by content.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import struct
+import tempfile
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+import iced_x86 as ix
+
+from . import _lib
+from ._lib import SITE_AREA, lib
+
+logger = logging.getLogger("agentfw.vmm")
+
+#: struct afw_site: offset, length, kind, site length, reserved
+SITE = struct.Struct("<IBBBB")
+
+SYSCALL, CPUID, XGETBV = 1, 2, 3
+_PATTERNS = ((b"\x0f\x05", SYSCALL), (b"\x0f\xa2", CPUID), (b"\x0f\x01\xd0", XGETBV))
+_JUMP = 5
+_WINDOW_MAX = 20
+_BEFORE = 288  # bytes decoded before a candidate
+_AFTER = 144  # and behind it: a short jump back from there reaches into the window
+_STARTS = 6  # places where decoding begins
+_PLAUSIBLE_BEFORE, _PLAUSIBLE_AFTER = 20, 6  # instructions that must look like code
+_INDIRECT_REACH = 4096
+
+#: Decoded candidates a VM may cause in its life: guests can make up code, and decoding it is our time.
+_BUDGET = 20_000
+_PAUSE_SECONDS = 0.0003
+
+_VERSION = 1
+_CACHE_MAGIC = b"AFWSITES"
+_CACHE_HEAD = struct.Struct("<8sII32s")  # magic, version, number of sites, SHA-256 of the sites
+_MEMORY_ENTRIES = 64
+
+
+@dataclass
+class Budget:
+    """Candidates that a VM may still have decoded."""
+
+    left: int = _BUDGET
+
+
+async def find(code: bytes, kind: int, offset: int, budget: Budget) -> bytes:
+    """The sites in `code` as an array of struct afw_site, ordered, windows not overlapping. Never raises.
+
+    kind AFW_SITES_LAZY: only the site that ends at `offset`. Decoding runs in a thread.
+    """
+    try:
+        return await asyncio.get_running_loop().run_in_executor(None, _find, code, kind, offset, budget)
+    except Exception:
+        logger.exception("site search failed; the backstop serves")
+        return b""
+
+
+def _find(code: bytes, kind: int, offset: int, budget: Budget) -> bytes:
+    if kind == lib.AFW_SITES_LAZY:
+        candidates = [
+            (offset - len(pattern), what) for pattern, what in _PATTERNS if offset >= 2 and code[:offset].endswith(pattern)
+        ]
+        return search(code, candidates, budget)
+    if kind != lib.AFW_SITES_FILE:
+        return search(code, find_candidates(code, budget.left), budget)
+    digest = hashlib.sha256(code).digest()
+    found = _cached(digest, code)
+    if found is None:
+        before = budget.left
+        candidates = find_candidates(code, before)
+        found = search(code, candidates, budget)
+        if len(candidates) < before:  # else cut short: not the whole truth about this file
+            _store(digest, found)
+    _remember(digest, found)
+    return found
+
+
+def find_candidates(code: bytes, limit: int) -> list[tuple[int, int]]:
+    """(offset, kind) of every byte pattern that may be a site, ordered, at most `limit`."""
+    found: list[tuple[int, int]] = []
+    for pattern, kind in _PATTERNS:
+        at = code.find(pattern)
+        count = 0
+        while at >= 0 and count < limit:
+            found.append((at, kind))
+            count += 1
+            at = code.find(pattern, at + 1)
+    found.sort()
+    return found[:limit]
+
+
+def search(code: bytes, candidates: list[tuple[int, int]], budget: Budget | None = None) -> bytes:
+    """Decodes around each candidate. Blocks for about 0.3 ms of CPU time each."""
+    if not candidates:
+        return b""
+    bitmap = bytearray(len(code) // 8 + 1)
+    lib.afw_sites_far_targets(_lib.pointer(code), len(code), _lib.pointer(bitmap))
+    out = bytearray()
+    end_of_last = 0
+    for at, kind in candidates:
+        if budget is not None:
+            if budget.left <= 0:
+                break
+            budget.left -= 1
+            time.sleep(_PAUSE_SECONDS)  # PERF: else each call of the event loop that drops the GIL waits 5 ms to get it back
+        window = _window(code, at, kind, bitmap, end_of_last)
+        if window is not None:
+            start, site_length = window
+            end_of_last = at + site_length
+            out += SITE.pack(start, end_of_last - start, kind, site_length, 0)
+            if len(out) + SITE.size > SITE_AREA:
+                break
+    return bytes(out)
+
+
+class _Stream:
+    """Instructions around a candidate, on which all starting places agreed."""
+
+    def __init__(self, instructions: list[ix.Instruction], site: int, near_targets: set[int]) -> None:
+        self.instructions = instructions
+        self.site = site  # index
+        self.near_targets = near_targets
+
+
+def _window(code: bytes, at: int, kind: int, far: bytearray, floor: int) -> tuple[int, int] | None:
+    """(offset of the window, length of the site's instruction), or None if there is no safe window."""
+    stream = _decode(code, at)
+    if stream is None:
+        return None
+    site = stream.instructions[stream.site]
+    if _SITE_CODES.get(site.code) != kind or not _plausible(stream):
+        return None
+    start, index = at, stream.site
+    while at - start < _JUMP:
+        index -= 1
+        if index < 0:
+            return None
+        instruction = stream.instructions[index]
+        if not _movable(instruction):
+            return None
+        start = instruction.ip
+    if start < floor or at + site.len - start > _WINDOW_MAX:
+        return None
+    inside = [i.ip for i in stream.instructions[index + 1 : stream.site + 1] if i.ip - start < _JUMP]
+    # A far target may be a false one, so that bytes which start no instruction count for nothing; a near one is real.
+    if any(ip in stream.near_targets or far[ip >> 3] >> (ip & 7) & 1 for ip in inside):
+        return None
+    if inside and _indirect_jump_near(code, at):
+        return None  # the label of a switch may lie inside: its table is in another section
+    return start, site.len
+
+
+_SITE_CODES = {ix.Code.SYSCALL: SYSCALL, ix.Code.CPUID: CPUID, ix.Code.XGETBV: XGETBV}
+_ENDBR = {ix.Code.ENDBR64, ix.Code.ENDBR32}
+
+
+def _decode(code: bytes, at: int) -> _Stream | None:
+    low = max(0, at - _BEFORE)
+    high = min(len(code), at + _AFTER)
+    piece = code[low:high]
+    best: list[ix.Instruction] | None = None
+    common: set[int] | None = None
+    for start in range(_STARTS if low else 1):  # at the very beginning of the code there is no doubt about the first
+        decoder = ix.Decoder(64, piece[start:], ip=low + start)
+        instructions = list(decoder)
+        boundaries = {i.ip for i in instructions}
+        if at not in boundaries:
+            return None
+        common = boundaries if common is None else common & boundaries
+        if best is None or start == 0:
+            best = instructions
+    assert best is not None and common is not None
+    agreed = [i for i in best if i.ip in common]
+    # From the first address where all fell into step on, all decode the same.
+    first = next(n for n, i in enumerate(best) if i.ip == agreed[0].ip)
+    stream = best[first:]
+    targets = {i.near_branch_target for i in best if i.op_count and i.op0_kind == ix.OpKind.NEAR_BRANCH64}
+    site = next(n for n, i in enumerate(stream) if i.ip == at)
+    return _Stream(stream, site, targets)
+
+
+def _movable(instruction: ix.Instruction) -> bool:
+    """May it run in the stub as it runs in its place?"""
+    return (
+        instruction.flow_control == ix.FlowControl.NEXT
+        and not instruction.is_invalid
+        and not instruction.is_ip_rel_memory_operand
+        and instruction.code not in _SITE_CODES
+        and instruction.code not in _ENDBR  # a target by its nature
+        and not instruction.is_privileged
+    )
+
+
+def _plausible(stream: _Stream) -> bool:
+    """Tables lie between functions, too, and some of their bytes decode to sites. Real code has no such instructions nearby."""
+    first = max(0, stream.site - _PLAUSIBLE_BEFORE)
+    around = stream.instructions[first : stream.site + _PLAUSIBLE_AFTER + 1]
+    return not any(i.is_invalid or i.mnemonic in _ODD or _is_zeros(i) for i in around)
+
+
+def _is_zeros(i: ix.Instruction) -> bool:
+    """00 00 is `add %al, (%rax)`."""
+    return i.code == ix.Code.ADD_RM8_R8 and i.len == 2 and i.op1_register == ix.Register.AL and i.memory_base == ix.Register.RAX
+
+
+def _mnemonics(names: str) -> frozenset[int]:
+    return frozenset(getattr(ix.Mnemonic, name) for name in names.split())
+
+
+#: What compilers never emit near a system call, and random bytes often decode to.
+_ODD = _mnemonics(
+    "IN OUT INSB INSD OUTSB OUTSD INT INT1 IRET IRETD IRETQ RETF CLI STI CMC XLATB ENTER LOOP LOOPE LOOPNE JRCXZ JECXZ LAHF SAHF "
+    "FADD FMUL FCOM FCOMP FSUB FSUBR FDIV FDIVR FLD FST FSTP FLDENV FIADD FIMUL FICOM FICOMP FISUB FISUBR FIDIV FIDIVR FILD "
+    "FISTTP FIST FISTP FBLD FBSTP FRSTOR FNSAVE FNSTENV FXCH RCL RCR"
+)
+
+
+def _indirect_jump_near(code: bytes, at: int) -> bool:
+    """Some `jmp reg` or `jmp [table]` within a function's reach, by its bytes: finds all of them and a few that are none."""
+    piece = code[max(0, at - _INDIRECT_REACH) : at + _INDIRECT_REACH]
+    position = piece.find(b"\xff")
+    while 0 <= position < len(piece) - 1:
+        modrm = piece[position + 1]
+        if modrm & 0x38 == 0x20 and modrm != 0x25:  # jmp r/m, not through the GOT
+            mode = modrm >> 6
+            if mode == 3 or modrm & 7 == 4 or mode == 0:
+                return True
+        position = piece.find(b"\xff", position + 1)
+    return False
+
+
+# -- cache
+
+_memory: OrderedDict[bytes, bytes] = OrderedDict()
+
+
+def _directory() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    root = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
+    return root / "agentfw" / "sites"
+
+
+def _remember(digest: bytes, found: bytes) -> None:
+    _memory[digest] = found
+    _memory.move_to_end(digest)
+    while len(_memory) > _MEMORY_ENTRIES:
+        _memory.popitem(last=False)
+
+
+def _cached(digest: bytes, code: bytes) -> bytes | None:
+    found = _memory.get(digest)
+    if found is not None:
+        return found
+    try:
+        raw = (_directory() / digest.hex()).read_bytes()
+    except (OSError, RuntimeError):
+        return None
+    if len(raw) < _CACHE_HEAD.size:
+        return None
+    magic, version, count, check = _CACHE_HEAD.unpack_from(raw)
+    body = raw[_CACHE_HEAD.size :]
+    if magic != _CACHE_MAGIC or version != _VERSION or len(body) != count * SITE.size or hashlib.sha256(body).digest() != check:
+        return None
+    return body if _sound(body, code) else None
+
+
+def _sound(found: bytes, code: bytes) -> bool:
+    """What a cache file says must at least be possible for this code."""
+    patterns = {kind: pattern for pattern, kind in _PATTERNS}
+    floor = 0
+    for offset, length, kind, site_length, _ in SITE.iter_unpack(found):
+        pattern = patterns.get(kind)
+        site = offset + length - site_length
+        if pattern is None or site_length != len(pattern) or offset < floor or not _JUMP + site_length <= length <= _WINDOW_MAX:
+            return False
+        if code[site : site + site_length] != pattern:
+            return False
+        floor = offset + length
+    return True
+
+
+def _store(digest: bytes, found: bytes) -> None:
+    directory = _directory()
+    head = _CACHE_HEAD.pack(_CACHE_MAGIC, _VERSION, len(found) // SITE.size, hashlib.sha256(found).digest())
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=directory, prefix=".new-", delete=False) as file:
+            try:
+                file.write(head + found)
+                file.flush()
+                Path(file.name).replace(directory / digest.hex())
+            except BaseException:
+                Path(file.name).unlink(missing_ok=True)
+                raise
+    except (OSError, RuntimeError) as error:
+        logger.debug("site cache not written: %s", error)

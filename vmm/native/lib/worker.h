@@ -1,0 +1,68 @@
+/* The worker's side of the shared memory: what Python cannot do itself, namely atomics, barriers and fast copies.
+ *
+ * Read by C and by cffi (rules in abi.h). A handle belongs to one thread. Every index that the worker owns is kept in its own
+ * memory and never read back from the shared memory, which cells and guests can write; what they own is read once, checked,
+ * and used from the copy. Functions return a count >= 0 or -errno:
+ *   -EAGAIN   nothing there now, or no room now
+ *   -ENODATA  the guest ended its stream, nothing is left
+ *   -EPIPE    the guest takes no more
+ *   -EPROTO   the other side broke the protocol: hostile or damaged
+ */
+#ifndef AFW_WORKER_H
+#define AFW_WORKER_H
+#include <stdint.h>
+#include "abi.h"
+#include "cell.h"
+
+struct afw_worker;
+
+/* Makes both memfds (sealed: the other side cannot shrink them under us), maps them, writes header and configuration.
+ * NULL and errno if that fails; EINVAL for numbers out of range. */
+struct afw_worker *afw_worker_new(uint32_t vms, uint32_t runners, const uint8_t *config, uint64_t config_size);
+void afw_worker_free(struct afw_worker *w);
+int afw_worker_memory_fd(struct afw_worker *w);
+int afw_worker_windows_fd(struct afw_worker *w);
+
+/* The descriptors as the cell inherits them. The eventfds stay the caller's; the runners' are also written from here. */
+void afw_worker_descriptors(struct afw_worker *w, int kvm_fd, int worker_eventfd, const int *runner_eventfd);
+/* header.state, header.jail, and header.text, always terminated. */
+uint32_t afw_worker_state(struct afw_worker *w, uint32_t *jail, char text[512]);
+
+/* Takes up to `room` events of one runner. -EPROTO: the queue's index, a type, a VM or a flow is out of range (text says which). */
+int afw_worker_events(struct afw_worker *w, uint32_t runner, struct afw_event *out, uint32_t room, char text[128]);
+/* Queues a command without telling the runner: afw_worker_flush does. -EAGAIN: queue full. */
+int afw_worker_command(struct afw_worker *w, uint32_t runner, const struct afw_command *command);
+/* A WAKE for every VM whose window changed since, then the runners' eventfds. 1: a queue was full, call again later. */
+int afw_worker_flush(struct afw_worker *w);
+/* A copy, its strings terminated. */
+void afw_worker_vm(struct afw_worker *w, uint32_t vm, struct afw_vm_shm *out);
+uint8_t *afw_worker_site_area(struct afw_worker *w, uint32_t runner);
+
+/* Before BOOT or RESTORE: an empty window, flows 0..3 open. */
+int afw_window_reset(struct afw_worker *w, uint32_t vm);
+
+/* Flows. All of them set the window's ready bit where the guest has something to look at. */
+void afw_flow_accept(struct afw_worker *w, uint32_t vm, uint32_t flow);   /* FLOW_OPEN seen: indices start at 0 */
+void afw_flow_state(struct afw_worker *w, uint32_t vm, uint32_t flow, uint32_t hstate, int32_t error, uint32_t local_port);
+void afw_flow_flags(struct afw_worker *w, uint32_t vm, uint32_t flow, uint32_t hflags);   /* adds them */
+void afw_flow_free(struct afw_worker *w, uint32_t vm, uint32_t flow);     /* the guest may use the slot again */
+uint32_t afw_flow_gflags(struct afw_worker *w, uint32_t vm, uint32_t flow);
+/* Bytes that the guest produced and nobody took; -EPROTO. */
+int64_t afw_flow_pending(struct afw_worker *w, uint32_t vm, uint32_t flow);
+/* Bytes given that the guest has not read; -EPROTO. */
+int64_t afw_flow_unread(struct afw_worker *w, uint32_t vm, uint32_t flow);
+/* Throws away what the guest produced. */
+void afw_flow_discard(struct afw_worker *w, uint32_t vm, uint32_t flow);
+/* Takes up to `room` bytes. */
+int64_t afw_flow_read(struct afw_worker *w, uint32_t vm, uint32_t flow, uint8_t *out, uint64_t room);
+/* Gives as much as fits of `size` bytes. */
+int64_t afw_flow_write(struct afw_worker *w, uint32_t vm, uint32_t flow, const uint8_t *data, uint64_t size);
+/* One datagram; `out` holds AFW_RING bytes. The result is the payload's size, which may be 0. */
+int64_t afw_flow_read_datagram(struct afw_worker *w, uint32_t vm, uint32_t flow, struct afw_dgram *head, uint8_t *out);
+/* One datagram or none of it. -EMSGSIZE: never fits. Returns 1. */
+int64_t afw_flow_write_datagram(struct afw_worker *w, uint32_t vm, uint32_t flow, const struct afw_dgram *head, const uint8_t *data);
+
+/* sites.c: marks in `bitmap` (one bit a byte of code) whatever a 32-bit relative call, jump or conditional jump could go to, if one
+ * started at any byte. A superset of the true targets of that kind, which may lie anywhere in the file. */
+void afw_sites_far_targets(const uint8_t *code, uint64_t size, uint8_t *bitmap);
+#endif
