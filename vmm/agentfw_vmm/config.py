@@ -15,11 +15,15 @@ _END, _MOUNT, _FILE, _PROGRAM, _ARG, _ENV, _MEMORY, _SNAPSHOT_IN, _SNAPSHOT_OUT,
 
 @dataclass(frozen=True)
 class Mount:
-    """A host file or directory that guests see at `guest_path` (absolute)."""
+    """A host file or directory that guests see at `guest_path` (absolute).
+
+    system: only what "other" may read is shown, so that a cell run by root does not show /etc/shadow.
+    """
 
     guest_path: str
     host_path: Path | str
     writable: bool = False
+    system: bool = False
 
 
 @dataclass
@@ -29,7 +33,8 @@ class CellConfig:
     vms: VMs it may hold at once (1..64). runners: threads (1..4). memory: bytes a VM may commit. files: synthetic read-only
     files by guest path, content or (mode, content). program, argv, env: what BOOT runs. snapshot_in: what RESTORE maps;
     snapshot_out: where a booted VM is saved at its ready call. key: 32 bytes that a snapshot must carry (b"": zeros).
-    tmp_bytes, tmp_inodes: limits of each VM's private /tmp. trace: system calls go to the logger agentfw.vmm.strace.
+    tmp_bytes, tmp_inodes: limits of each VM's private /tmp, /var/tmp and /dev/shm; private_dirs: guest paths of further private
+    directories, e.g. the home directory. trace: system calls go to the logger agentfw.vmm.strace.
     """
 
     vms: int = 1
@@ -46,6 +51,7 @@ class CellConfig:
     key: bytes = b""
     tmp_bytes: int = 256 << 20
     tmp_inodes: int = 10_000
+    private_dirs: list[str] = field(default_factory=list)
     trace: bool = False
     slice_ns: int = 0  # 0: the cell's default
 
@@ -85,10 +91,11 @@ def encode(config: CellConfig, opened: list[int]) -> bytes:
     if config.key and len(config.key) != 32:
         raise CellError(f"snapshot key of {len(config.key)} bytes instead of 32")
     parts = [_record(_MEMORY, struct.pack("<Q", config.memory))]
-    parts.append(_record(_TMP, struct.pack("<QQ", config.tmp_bytes, config.tmp_inodes)))
+    private = b"".join(_guest(path) + b"\0" for path in config.private_dirs)
+    parts.append(_record(_TMP, struct.pack("<QQ", config.tmp_bytes, config.tmp_inodes) + private))
     for mount in config.mounts:
         fd = _open(mount.host_path, os.O_PATH, opened)
-        parts.append(_record(_MOUNT, struct.pack("<II", fd, int(mount.writable)) + _guest(mount.guest_path)))
+        parts.append(_record(_MOUNT, struct.pack("<II", fd, mount.writable | mount.system << 1) + _guest(mount.guest_path)))
     for path, content in config.files.items():
         mode, data = content if isinstance(content, tuple) else (0o444, content)
         name = _guest(path)

@@ -187,8 +187,8 @@ class GuestFlow:
         self._wake()
 
     async def wait_closed(self) -> None:
-        """Returns once the guest has no descriptor left (not at a mere shutdown()), it is gone, or `close()` was called."""
-        while self._rest is None and not self._closed and not self._gflags() & lib.AFW_G_CLOSED:
+        """Returns once the guest has no descriptor left (not at a mere shutdown()), it is gone, or we closed or reset."""
+        while self._live() and not self._gflags() & lib.AFW_G_CLOSED:
             await self._wait()
 
     # -- called by the cell
