@@ -44,7 +44,8 @@ enum afw_command_type {
     AFW_CMD_WAKE = 3,                /* vm: the I/O window changed */
     AFW_CMD_SIGNAL = 4,              /* vm: signal a */
     AFW_CMD_KILL = 5,                /* vm: stop now; AFW_EV_EXIT follows with exit_kind AFW_EXIT_KILLED */
-    AFW_CMD_SITES = 6,               /* answer to AFW_EV_SITES: c = request id, a = number of struct afw_site in the site area */
+    AFW_CMD_SITES = 6,               /* answer to AFW_EV_SITES: c = request id, a = number of struct afw_site in the site area,
+                                      * plus 2^32 times the number of sites without a safe window */
     AFW_CMD_QUIT = 7                 /* runner: kill its VMs, end */
 };
 struct afw_command {

@@ -78,8 +78,9 @@ void sites_free(struct sites *sites);
 /* Code became executable: by file map (kind FILE) or mprotect/mmap of anonymous memory (MEMORY). Asks the worker; never blocks. */
 void sites_code(struct vm *vm, uint32_t kind, uint64_t gva, uint64_t len);
 void sites_backstop(struct vm *vm);  /* at an exit: ctl.backstop_rip moved; asks for a lazy patch at the second hit */
-void sites_answer(struct vm *vm, uint64_t request, uint64_t count);  /* AFW_CMD_SITES */
+void sites_answer(struct vm *vm, uint64_t request, uint64_t count);  /* AFW_CMD_SITES; vm = 0: that VM is gone, the area is free again */
 void sites_unmapped(struct vm *vm, uint64_t gva, uint64_t len);      /* that range is something else now: forget pending requests in it */
+int sites_busy(struct vm *vm);        /* 1: an answer is outstanding (a template that waits for it has its sites in the snapshot) */
 void sites_save(struct vm *vm, struct afw_snapshot_header *h);
 void sites_load(struct vm *vm, const struct afw_snapshot_header *h);
 
