@@ -23,13 +23,9 @@
 #define USER_RFLAGS 0x3202           /* IOPL 3 (for `out`), IF */
 
 /* struct frame (core.h) */
-#define F_R11 48
 #define F_RAX 80
-#define F_RCX 88
-#define F_ORIG_RAX 120
 #define F_RIP 128
 #define F_RFLAGS 144
-#define F_RSP 152
 #define F_SIZE 168
 
 #define SYSCALLS 453                 /* numbers in the table */

@@ -3,7 +3,7 @@
     .section .header, "a"
     .quad SHIM_MAGIC
     .long SHIM_ABI
-    .long blob_end - blob_start
+    .long blob_size
     .quad text_start
     .quad text_end
     .quad shim_init

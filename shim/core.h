@@ -1,0 +1,124 @@
+/* What the core half's files offer each other. */
+#ifndef SHIM_CORE_H
+#define SHIM_CORE_H
+#include "shim.h"
+
+typedef int32_t s32;
+#define PAGE 4096ul
+#define GUEST_UID 1000               /* user and group, one of each */
+#define SIGSET(n) (1ull << ((n) - 1))
+#define unlikely(x) __builtin_expect(!!(x), 0)
+#define AT(type, address) (*(type *)(uintptr_t)(address))
+
+enum {
+    EPERM = 1, ESRCH = 3, EINTR = 4, EAGAIN = 11, ENOMEM = 12, EACCES = 13, EFAULT = 14, EEXIST = 17, EINVAL = 22,
+    ENAMETOOLONG = 36, ENOSYS = 38, ECHILD = 10, ENODEV = 19, ETIMEDOUT = 110, EOPNOTSUPP = 95
+};
+
+/* User registers as the entries push them; the tail is what iretq takes. */
+struct frame {
+    u64 r15, r14, r13, r12, rbp, rbx, r11, r10, r9, r8, rax, rcx, rdx, rsi, rdi;
+    u64 orig_rax;                    /* syscall number; NO_SYSCALL: the registers are to be taken as they are */
+    u64 rip, cs, rflags, rsp, ss;
+};
+#define NO_SYSCALL (~0ull)
+
+struct sigq {                        /* a pending signal's siginfo */
+    struct sigq *next;
+    int sig, code;
+    u64 a, b;                        /* siginfo words at 16 and 24: (pid, uid) and value; or the address */
+};
+struct pending {
+    u64 set;
+    struct sigq *queue;
+};
+
+enum { READY, RUNNING, BLOCKED, GONE };
+struct thread {
+    struct thread *run_next;         /* run queue */
+    struct thread *next, **prev;     /* all threads */
+    struct thread *sleep_next, **sleep_prev;   /* by deadline; sleep_prev = 0: not in it */
+    u64 deadline;
+    u64 stack_pointer, stack_top;    /* shim stack: saved while switched away; its top (= 8 mod 16) */
+    u64 fs, gs;
+    u8 *xsave;
+    int result;                      /* of block() */
+    u8 state;
+    u8 woken;                        /* wake() came before block() */
+    u8 have_saved_mask;
+    u8 on_upcall;                    /* contexts of this thread that an upcall stopped, counted in ctl.preempted */
+    u32 tid;
+    u64 clear_tid, robust_list;
+    u64 mask, saved_mask, sigwait;
+    struct pending pending;
+    u64 alt_sp, alt_size;
+    u32 alt_flags;
+    u64 cpu_ns;
+    char name[16];
+};
+
+/* entry.S */
+extern u64 kstack_top;               /* of the current thread: where the entries put the frame */
+extern u32 attention;                /* not 0: syscall_slow() looks before user code goes on */
+extern u32 ring_used;                /* this syscall has rung the ring */
+void context_switch(u64 *save_sp, u64 new_sp);
+void entry_site(void);
+void thread_first(void);
+static inline struct frame *user_frame(void) { return (struct frame *)(kstack_top - sizeof(struct frame)); }
+static inline void xsave(void *area)
+{
+    u64 m = CTL->xcr0;
+    __asm__ volatile("xsave64 (%0)" ::"r"(area), "a"((u32)m), "d"((u32)(m >> 32)) : "memory");
+}
+static inline void xrstor(const void *area)
+{
+    u64 m = CTL->xcr0;
+    __asm__ volatile("xrstor64 (%0)" ::"r"(area), "a"((u32)m), "d"((u32)(m >> 32)) : "memory");
+}
+static inline u64 get_fs(void) { u64 v; __asm__ volatile("rdfsbase %0" : "=r"(v)); return v; }
+static inline u64 get_gs(void) { u64 v; __asm__ volatile("rdgsbase %0" : "=r"(v)); return v; }
+static inline void set_fs(u64 v) { __asm__ volatile("wrfsbase %0" ::"r"(v) : "memory"); }
+static inline void set_gs(u64 v) { __asm__ volatile("wrgsbase %0" ::"r"(v) : "memory"); }
+
+/* sched.c */
+extern struct thread main_thread;
+extern struct thread *threads;       /* all that live */
+void sched_init(void);
+void interrupt(struct thread *t);    /* block() of t, if it is in one, returns -EINTR */
+struct thread *find_thread(u64 tid);
+void after_exit(void);               /* the vCPU came back from the host: see what is new */
+u64 thread_cpu_time(struct thread *t);
+void die(int code, int sig) __attribute__((noreturn));
+
+/* ring.c */
+void ring_out_wait(u64 deadline);
+
+/* mm.c */
+extern u8 mm_lazy;                   /* PROT_NONE mappings wait to be told to the host: mm_flush() before the next exit */
+void mm_init(void);
+void mm_flush(void);
+extern u64 mm_used, mm_peak;         /* bytes of accessible anonymous memory handed out, and the most there was */
+
+/* futex.c */
+u64 futex_wake(u64 addr, u64 n, u32 bitset);
+void futex_robust(struct thread *t);
+
+/* signal.c */
+int signals_deliver(struct frame *f, int upcall);   /* -> handlers that are to run now */
+void signals_recalc(void);           /* sets attention for the current thread */
+int signals_waiting(struct thread *t);   /* a deliverable signal, or one it waits for */
+void signal_fault(int sig, int code, u64 addr);   /* to the current thread, by force */
+void signals_from_host(void);
+void signals_drop(struct thread *t);
+u64 itimer_next(void);               /* deadline of ITIMER_REAL, NEVER */
+void itimer_expire(u64 now);
+
+/* time.c */
+u64 cpu_time(void);                  /* of the VM, ns */
+
+/* misc.c */
+u64 rlimit(u64 which);               /* soft limit */
+
+/* random.c */
+void random_reseed(void);
+#endif

@@ -1,0 +1,255 @@
+/* Ways into the shim and out of it. RIP in here is never preempted (shim text), so one static word can hold the user's RSP. */
+#include "asm.h"
+
+    .macro push_rest                 /* all but what is on the stack already: struct frame from rdi down */
+    push %rdi
+    push %rsi
+    push %rdx
+    push %rcx
+    push %rax
+    push %r8
+    push %r9
+    push %r10
+    push %r11
+    push %rbx
+    push %rbp
+    push %r12
+    push %r13
+    push %r14
+    push %r15
+    .endm
+
+    .section .entry, "ax"
+    .globl shim_init, entry_site, entry_lstar, entry_upcall, entry_cpuid, entry_xgetbv, thread_first, context_switch
+    .globl memcpy, memset, memmove, memcmp
+
+/* A rewritten site: RCX = return address, all else the user's. */
+entry_site:
+    mov %rsp, user_rsp
+    mov kstack_top, %rsp
+    push $USER_SS
+    push user_rsp
+    pushfq
+    push $USER_CS
+    push %rcx
+saved_return:
+    push %rax
+    push_rest
+    cld
+    incq CTL_N_LOCAL
+    movl $0, ring_used
+    mov %r10, %rcx
+    cmp $SYSCALLS, %eax
+    jae 1f
+    mov %eax, %eax
+    movzwl syscall_table(,%rax,2), %eax
+    add $BLOB, %eax
+    call *%rax
+2:  mov %rax, F_RAX(%rsp)
+    mov CTL_RESCHED, %ecx
+    or attention, %ecx
+    or CTL_TRACE, %ecx
+    jnz 3f
+    mov 56(%rsp), %r10               /* the callee-saved ones are as they were */
+    mov 64(%rsp), %r9
+    mov 72(%rsp), %r8
+    mov 96(%rsp), %rdx
+    mov 104(%rsp), %rsi
+    mov 112(%rsp), %rdi
+    mov F_RFLAGS(%rsp), %r11
+    add $F_RIP, %rsp
+    pop %rcx
+    add $8, %rsp
+    popfq
+    pop %rsp
+    jmp *%rcx
+1:  call sys_enosys
+    jmp 2b
+3:  mov %rsp, %rdi
+    call syscall_slow
+full_exit:
+    pop %r15
+    pop %r14
+    pop %r13
+    pop %r12
+    pop %rbp
+    pop %rbx
+    pop %r11
+    pop %r10
+    pop %r9
+    pop %r8
+    pop %rax
+    pop %rcx
+    pop %rdx
+    pop %rsi
+    pop %rdi
+    add $8, %rsp
+    iretq
+
+/* `syscall` that was not rewritten: RCX = return address, R11 = flags. CPL 0 on hardware KVM, so first of all down to CPL 3. */
+entry_lstar:
+    mov %rsp, lstar_frame + 24
+    mov $lstar_frame, %rsp
+    iretq
+lstar_user:
+    mov %rsp, user_rsp
+    mov kstack_top, %rsp
+    push $USER_SS
+    push user_rsp
+    push %r11
+    push $USER_CS
+    push %rcx
+    mov %rcx, CTL_BACKSTOP_RIP
+    incq CTL_N_BACKSTOP
+    jmp saved_return
+    .globl backstop_counter
+    .set backstop_counter, CTL_N_BACKSTOP
+
+/* The cell stopped user code and put RIP here; the real one is in ctl. */
+entry_upcall:
+    mov kstack_top, %rsp
+    push $USER_SS
+    push CTL_UP_RSP
+    push CTL_UP_RFLAGS
+    push $USER_CS
+    push CTL_UP_RIP
+    push $-1
+    push_rest
+    cld
+    mov %rsp, %rdi
+    call upcall
+    jmp full_exit
+
+/* A new thread's first steps: context_switch "returns" here, on its frame. */
+thread_first:
+    mov %rsp, %rdi
+    call thread_started
+    jmp full_exit
+
+/* Rewritten cpuid: ctl.scratch_rsp = RSP, RSP = return address. Changes EAX..EDX only, flags and stack stay. */
+entry_cpuid:
+    mov %rsp, CTL_SCRATCH_RET
+    mov kstack_top, %rsp
+    pushfq
+    push %rsi
+    push %rdi
+    push %r8
+    push %r9
+    push %r10
+    push %r11
+    push %rdx
+    push %rcx
+    push %rbx
+    push %rax
+    cld
+    mov %rsp, %rdi
+    call cpuid_lookup
+    pop %rax
+    pop %rbx
+    pop %rcx
+    pop %rdx
+    pop %r11
+    pop %r10
+    pop %r9
+    pop %r8
+    pop %rdi
+    pop %rsi
+    popfq
+1:  mov CTL_SCRATCH_RSP, %rsp
+    jmp *CTL_SCRATCH_RET
+entry_xgetbv:
+    mov %rsp, CTL_SCRATCH_RET
+    mov CTL_XCR0, %eax
+    mov CTL_XCR0 + 4, %edx
+    jmp 1b
+
+/* void context_switch(u64 *save_sp, u64 new_sp) */
+context_switch:
+    push %rbp
+    push %rbx
+    push %r12
+    push %r13
+    push %r14
+    push %r15
+    mov %rsp, (%rdi)
+    mov %rsi, %rsp
+    pop %r15
+    pop %r14
+    pop %r13
+    pop %r12
+    pop %rbx
+    pop %rbp
+    ret
+
+/* First instruction of a booted VM. The program starts as the kernel would start it: registers 0. */
+shim_init:
+    mov $main_stack_end - 8, %rsp
+    mov %rsp, kstack_top
+    sub $F_SIZE, %rsp
+    cld
+    fninit
+    call shim_main
+    jmp full_exit
+
+memcpy:
+    mov %rdi, %rax
+    mov %rdx, %rcx
+    rep movsb
+    ret
+memset:
+    mov %rdi, %r8
+    mov %esi, %eax
+    mov %rdx, %rcx
+    rep stosb
+    mov %r8, %rax
+    ret
+memmove:
+    mov %rdi, %rax
+    mov %rdx, %rcx
+    sub %rsi, %rax
+    cmp %rdx, %rax                   /* unsigned d - s >= n: forward is right */
+    mov %rdi, %rax
+    jae 1f
+    std
+    test $7, %cl                     /* backwards only whole words are quick */
+    jnz 2f
+    lea -8(%rdi,%rcx), %rdi
+    lea -8(%rsi,%rcx), %rsi
+    shr $3, %rcx
+    rep movsq
+    cld
+    ret
+2:  lea -1(%rdi,%rcx), %rdi
+    lea -1(%rsi,%rcx), %rsi
+    rep movsb
+    cld
+    ret
+1:  rep movsb
+    ret
+memcmp:
+    mov %rdx, %rcx
+    xor %eax, %eax
+    cmp %eax, %eax                   /* equal if n = 0 */
+    repe cmpsb
+    je 1f
+    movzbl -1(%rdi), %eax
+    movzbl -1(%rsi), %ecx
+    sub %ecx, %eax
+1:  ret
+
+    .data
+    .balign 16
+lstar_frame:
+    .quad lstar_user, USER_CS, USER_RFLAGS, 0, USER_SS
+
+    .bss
+    .globl kstack_top, attention, ring_used
+    .balign 16
+user_rsp: .skip 8
+kstack_top: .skip 8
+attention: .skip 4
+ring_used: .skip 4
+    .balign 16
+main_stack: .skip 8192
+main_stack_end:
+    .section .note.GNU-stack, "", @progbits

@@ -1,0 +1,212 @@
+/* futex(2). One process, so private and shared are the same and the key is the address. */
+#include "core.h"
+
+struct futex_waiter {                /* on the waiting thread's stack */
+    struct futex_waiter *next, **prev;   /* prev = 0: was woken */
+    struct thread *thread;
+    u64 addr;
+    u32 bitset;
+};
+#define BUCKETS 256
+static struct futex_waiter *bucket[BUCKETS];
+
+static struct futex_waiter **bucket_of(u64 addr)
+{
+    return &bucket[(addr >> 2 ^ addr >> 10) % BUCKETS];
+}
+
+/* At the end: first come, first served. */
+static void insert(struct futex_waiter *w)
+{
+    struct futex_waiter **p = bucket_of(w->addr);
+    while (*p)
+        p = &(*p)->next;
+    w->next = 0;
+    w->prev = p;
+    *p = w;
+}
+
+static void extract(struct futex_waiter *w)
+{
+    *w->prev = w->next;
+    if (w->next)
+        w->next->prev = w->prev;
+    w->prev = 0;
+}
+
+u64 futex_wake(u64 addr, u64 n, u32 bitset)
+{
+    u64 done = 0;
+    for (struct futex_waiter *w = *bucket_of(addr), *next; w && done < n; w = next) {
+        next = w->next;
+        if (w->addr == addr && (w->bitset & bitset)) {
+            extract(w);
+            wake(w->thread);
+            done++;
+        }
+    }
+    return done;
+}
+
+static s64 futex_wait(u64 addr, u32 value, u32 bitset, u64 deadline)
+{
+    if (!bitset)
+        return -EINVAL;
+    if (AT(volatile u32, addr) != value)
+        return -EAGAIN;
+    struct futex_waiter w = {.thread = current, .addr = addr, .bitset = bitset};
+    insert(&w);
+    int r;
+    do
+        r = block(deadline);
+    while (!r && w.prev);            /* woken, but not by a futex_wake() */
+    if (!w.prev)
+        return 0;
+    extract(&w);
+    return r == -EINTR && deadline == NEVER ? -ERESTARTSYS : r;
+}
+
+static s64 futex_requeue(u64 from, u64 to, u64 n_wake, u64 n_move)
+{
+    s64 done = (s64)futex_wake(from, n_wake, ~0u);
+    for (struct futex_waiter *w = *bucket_of(from), *next; w && n_move; w = next) {
+        next = w->next;
+        if (w->addr == from) {
+            extract(w);
+            w->addr = to;
+            insert(w);
+            n_move--;
+            done++;
+            if (from == to)
+                break;
+        }
+    }
+    return done;
+}
+
+static s64 futex_wake_op(u64 addr1, u64 addr2, u64 n1, u64 n2, u32 code)
+{
+    volatile u32 *p = &AT(volatile u32, addr2);
+    u32 arg = (u32)((s32)(code << 8) >> 20), compare = (u32)((s32)(code << 20) >> 20), old = *p;
+    if (code >> 31)
+        arg = 1u << (arg & 31);
+    switch (code >> 28 & 7) {
+    case 0: *p = arg; break;
+    case 1: *p = old + arg; break;
+    case 2: *p = old | arg; break;
+    case 3: *p = old & ~arg; break;
+    case 4: *p = old ^ arg; break;
+    default: return -ENOSYS;
+    }
+    s64 done = (s64)futex_wake(addr1, n1, ~0u);
+    s32 a = (s32)old, b = (s32)compare;
+    int yes;
+    switch (code >> 24 & 15) {
+    case 0: yes = a == b; break;
+    case 1: yes = a != b; break;
+    case 2: yes = a < b; break;
+    case 3: yes = a <= b; break;
+    case 4: yes = a > b; break;
+    case 5: yes = a >= b; break;
+    default: return -ENOSYS;
+    }
+    return yes ? done + (s64)futex_wake(addr2, n2, ~0u) : done;
+}
+
+enum { WAIT = 0, WAKE = 1, REQUEUE = 3, CMP_REQUEUE = 4, WAKE_OP = 5, WAIT_BITSET = 9, WAKE_BITSET = 10 };
+#define SERVED 0x63b                 /* bits of those */
+#define CLOCK_REALTIME_FLAG 256
+#define PRIVATE_FLAG 128
+
+s64 sys_futex(u64 addr, u64 op, u64 value, u64 timeout, u64 addr2, u64 value3)
+{
+    u32 command = (u32)op & ~(CLOCK_REALTIME_FLAG | PRIVATE_FLAG);
+    u64 deadline = NEVER;
+    if (command > WAKE_BITSET || !(SERVED >> command & 1))
+        return -ENOSYS;              /* priority inheritance: nobody has priorities here */
+    if (addr & 3)
+        return -EINVAL;
+    if (!user_ok(addr, 4, 0))
+        return -EFAULT;
+    switch (command) {
+    case WAIT:
+    case WAIT_BITSET:
+        if (timeout) {
+            s64 r = read_timespec(timeout, &deadline);
+            if (r)
+                return r;
+            if (command == WAIT)
+                deadline = deadline_after(deadline);
+            else if (op & CLOCK_REALTIME_FLAG)
+                deadline = deadline > CTL->real_offset ? deadline - CTL->real_offset : 0;
+        }
+        return futex_wait(addr, (u32)value, command == WAIT ? ~0u : (u32)value3, deadline);
+    case WAKE:
+        return (s64)futex_wake(addr, (u32)value, ~0u);
+    case WAKE_BITSET:
+        return value3 ? (s64)futex_wake(addr, (u32)value, (u32)value3) : -EINVAL;
+    }
+    if (addr2 & 3)
+        return -EINVAL;
+    if (!user_ok(addr2, 4, command == WAKE_OP))
+        return -EFAULT;
+    if (command == WAKE_OP)
+        return futex_wake_op(addr, addr2, (u32)value, (u32)timeout, (u32)value3);
+    if (command == CMP_REQUEUE && AT(volatile u32, addr) != (u32)value3)
+        return -EAGAIN;
+    return futex_requeue(addr, addr2, (u32)value, (u32)timeout);
+}
+
+/* ---- robust lists: a thread dies with mutexes held ---- */
+
+#define FUTEX_WAITERS 0x80000000u
+#define FUTEX_OWNER_DIED 0x40000000u
+
+static void robust_one(u64 entry, s64 offset, struct thread *t)
+{
+    u64 word = (entry & ~1ul) + (u64)offset;
+    if ((word & 3) || !user_ok(word, 4, 1))
+        return;
+    u32 v = AT(u32, word);
+    if ((v & ~(FUTEX_WAITERS | FUTEX_OWNER_DIED)) != t->tid)
+        return;
+    AT(u32, word) = (v & FUTEX_WAITERS) | FUTEX_OWNER_DIED;
+    futex_wake(word, 1, ~0u);
+}
+
+void futex_robust(struct thread *t)
+{
+    u64 head = t->robust_list;
+    if (!head || !user_ok(head, 24, 0))
+        return;
+    s64 offset = AT(s64, head + 8);
+    u64 pending = AT(u64, head + 16), entry = AT(u64, head);
+    for (int i = 0; i < 2048 && (entry & ~1ul) != head && user_ok(entry & ~1ul, 8, 0); i++) {
+        u64 next = AT(u64, entry & ~1ul);
+        if (entry != pending)
+            robust_one(entry, offset, t);
+        entry = next;
+    }
+    if (pending)
+        robust_one(pending, offset, t);
+}
+
+s64 sys_set_robust_list(u64 head, u64 size)
+{
+    if (size != 24)
+        return -EINVAL;
+    current->robust_list = head;
+    return 0;
+}
+
+s64 sys_get_robust_list(u64 tid, u64 head, u64 size)
+{
+    struct thread *t = tid ? find_thread(tid) : current;
+    if (!t)
+        return -ESRCH;
+    if (!user_ok(head, 8, 1) || !user_ok(size, 8, 1))
+        return -EFAULT;
+    AT(u64, head) = t->robust_list;
+    AT(u64, size) = 24;
+    return 0;
+}

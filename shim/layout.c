@@ -1,0 +1,29 @@
+/* What assembly believes of C's structures. No code. */
+#include "asm.h"
+#include "core.h"
+
+#define CTL_IS(number, field) _Static_assert((number) == CTL_ADDR + offsetof(struct afw_ctl, field), #field)
+#define FRAME_IS(number, field) _Static_assert((number) == offsetof(struct frame, field), #field)
+_Static_assert(BLOB == AFW_SHIM && SHIM_MAGIC == AFW_SHIM_MAGIC && SHIM_ABI == AFW_ABI && CTL_ADDR == AFW_CTL, "abi.h");
+CTL_IS(CTL_RESCHED, resched);
+CTL_IS(CTL_XCR0, xcr0);
+CTL_IS(CTL_UP_RIP, up_rip);
+CTL_IS(CTL_UP_RSP, up_rsp);
+CTL_IS(CTL_UP_RFLAGS, up_rflags);
+CTL_IS(CTL_SCRATCH_RSP, scratch_rsp);
+CTL_IS(CTL_SCRATCH_RET, scratch_ret);
+CTL_IS(CTL_N_LOCAL, n_local);
+CTL_IS(CTL_N_BACKSTOP, n_backstop);
+CTL_IS(CTL_BACKSTOP_RIP, backstop_rip);
+CTL_IS(CTL_TRACE, trace);
+FRAME_IS(56, r10);
+FRAME_IS(64, r9);
+FRAME_IS(72, r8);
+FRAME_IS(F_RAX, rax);
+FRAME_IS(96, rdx);
+FRAME_IS(104, rsi);
+FRAME_IS(112, rdi);
+FRAME_IS(F_RIP, rip);
+FRAME_IS(F_RFLAGS, rflags);
+_Static_assert(F_SIZE == sizeof(struct frame), "frame");
+_Static_assert(sizeof(struct afw_shim_header) == 96 && sizeof(struct afw_sqe) == 64, "abi.h");

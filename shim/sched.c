@@ -1,0 +1,467 @@
+/* Threads on the VM's one vCPU: run queue, sleepers, idling, birth and death. */
+#include "core.h"
+
+struct thread main_thread;
+struct thread *current = &main_thread;
+struct thread *threads = &main_thread;
+
+static u8 main_xsave[8192] __attribute__((aligned(64)));
+static struct thread *run_first, **run_last = &run_first;
+static struct thread *sleepers;      /* by deadline */
+static struct thread *reap;          /* ended, its memory not yet freed: its stack was in use */
+static u32 n_threads = 1;
+static u32 next_tid, generation;
+static u64 cpu_at_switch;
+
+#define MAX_THREADS 4096
+#define KSTACK 5120                  /* at least */
+
+/* Does anything besides the current thread want the vCPU, now or at some time? */
+static void note_alone(void)
+{
+    CTL->alone = !run_first && !sleepers && itimer_next() == NEVER;
+}
+
+static void enqueue(struct thread *t)
+{
+    t->state = READY;
+    t->run_next = 0;
+    *run_last = t;
+    run_last = &t->run_next;
+    CTL->alone = 0;
+}
+
+static void sleep_add(struct thread *t, u64 deadline)
+{
+    struct thread **p = &sleepers;
+    while (*p && (*p)->deadline <= deadline)
+        p = &(*p)->sleep_next;
+    t->deadline = deadline;
+    t->sleep_next = *p;
+    t->sleep_prev = p;
+    if (*p)
+        (*p)->sleep_prev = &t->sleep_next;
+    *p = t;
+}
+
+static void sleep_del(struct thread *t)
+{
+    if (!t->sleep_prev)
+        return;
+    *t->sleep_prev = t->sleep_next;
+    if (t->sleep_next)
+        t->sleep_next->sleep_prev = t->sleep_prev;
+    t->sleep_prev = 0;
+}
+
+static void unblock(struct thread *t, int result)
+{
+    sleep_del(t);
+    t->result = result;
+    enqueue(t);
+}
+
+void wake(struct thread *t)
+{
+    if (t->state == BLOCKED)
+        unblock(t, 0);
+    else
+        t->woken = 1;
+}
+
+void interrupt(struct thread *t)
+{
+    if (t->state == BLOCKED)
+        unblock(t, -EINTR);
+}
+
+static void expire(void)
+{
+    if (!sleepers && itimer_next() == NEVER)
+        return;
+    u64 now = now_mono();
+    while (sleepers && sleepers->deadline <= now)
+        unblock(sleepers, -ETIMEDOUT);
+    itimer_expire(now);
+}
+
+static void restored(void)
+{
+    u32 pid = CTL->pid;
+    generation = CTL->generation;
+    next_tid = pid;
+    /* As fork() in the child: the C library keeps the thread's id where set_tid_address() pointed. */
+    if (main_thread.clear_tid && user_ok(main_thread.clear_tid, 4, 1) && AT(u32, main_thread.clear_tid) == main_thread.tid)
+        AT(u32, main_thread.clear_tid) = pid;
+    main_thread.tid = pid;
+    random_reseed();
+    cpu_at_switch = cpu_time();
+    io_restored();
+}
+
+void after_exit(void)
+{
+    CTL->wake = 0;
+    if (unlikely(CTL->generation != generation))
+        restored();
+    if (CTL->sigpending)
+        signals_from_host();
+    flows_poll();
+}
+
+static void switch_to(struct thread *t)
+{
+    struct thread *old = current;
+    u64 cpu = cpu_time();
+    old->cpu_ns += cpu - cpu_at_switch;
+    cpu_at_switch = cpu;
+    CTL->n_switch++;
+    if (old->state != GONE)
+        xsave(old->xsave);
+    old->fs = get_fs();
+    old->gs = get_gs();
+    current = t;
+    kstack_top = t->stack_top;
+    xrstor(t->xsave);
+    set_fs(t->fs);
+    set_gs(t->gs);
+    context_switch(&old->stack_pointer, t->stack_pointer);
+}
+
+/* First thing a thread does when it has the vCPU again. */
+static void arrived(void)
+{
+    current->state = RUNNING;
+    if (reap && reap != current) {
+        kfree(reap);
+        reap = 0;
+    }
+    signals_recalc();
+    note_alone();
+}
+
+/* The current thread is queued, blocked or gone: go on with the next that can run. */
+static void schedule(void)
+{
+    for (;;) {
+        expire();
+        if (!run_first)
+            flows_poll();
+        if (run_first)
+            break;
+        u64 deadline = itimer_next();
+        if (sleepers && sleepers->deadline < deadline)
+            deadline = sleepers->deadline;
+        ring_out_wait(deadline);
+        after_exit();
+    }
+    struct thread *t = run_first;
+    run_first = t->run_next;
+    if (!run_first)
+        run_last = &run_first;
+    if (t != current)
+        switch_to(t);
+    arrived();
+}
+
+int block(u64 deadline)
+{
+    struct thread *t = current;
+    if (t->woken) {
+        t->woken = 0;
+        return 0;
+    }
+    if (signals_waiting(t))
+        return -EINTR;
+    t->state = BLOCKED;
+    if (deadline != NEVER)
+        sleep_add(t, deadline);
+    schedule();
+    t->woken = 0;
+    return t->result;
+}
+
+void yield_cpu(void)
+{
+    expire();
+    if (!run_first)
+        return;
+    enqueue(current);
+    schedule();
+}
+
+void waitq_add(struct waitq *q, struct waiter *w)
+{
+    struct waiter **p = &q->first;
+    while (*p)                       /* first come, first served; queues are short */
+        p = &(*p)->next;
+    w->next = 0;
+    w->prev = p;
+    w->thread = current;
+    *p = w;
+}
+
+void waitq_del(struct waiter *w)
+{
+    if (!w->prev)
+        return;
+    *w->prev = w->next;
+    if (w->next)
+        w->next->prev = w->prev;
+    w->prev = 0;
+}
+
+int wake_one(struct waitq *q)
+{
+    struct waiter *w = q->first;
+    if (!w)
+        return 0;
+    waitq_del(w);
+    wake(w->thread);
+    return 1;
+}
+
+int wake_all(struct waitq *q)
+{
+    int n = 0;
+    while (wake_one(q))
+        n++;
+    return n;
+}
+
+int wait_on(struct waitq *q, u64 deadline)
+{
+    struct waiter w;
+    waitq_add(q, &w);
+    int r = block(deadline);
+    waitq_del(&w);
+    return r;
+}
+
+/* The slow way out of a syscall: time slice over, signals, trace. */
+void syscall_slow(struct frame *f)
+{
+    if (CTL->resched) {
+        CTL->resched = 0;
+        after_exit();
+        yield_cpu();
+    }
+    if (CTL->trace && f->orig_rax != NO_SYSCALL)
+        ring_post(AFW_OP_TRACE, f->orig_rax, f->rdi, f->rsi, f->rdx, f->rax, ring_used);
+    f->r11 = f->rflags;
+    signals_deliver(f, 0);
+}
+
+/* The cell stopped user code: see abi.h, ctl.up_*. */
+void upcall(struct frame *f)
+{
+    int fault = CTL->up_kind == AFW_UP_FAULT;
+    CTL->preempted++;
+    current->on_upcall++;
+    CTL->resched = 0;
+    if (fault)
+        signal_fault(CTL->up_signal, CTL->up_code, CTL->up_addr);
+    after_exit();
+    if (!fault)
+        yield_cpu();
+    if (!signals_deliver(f, 1)) {
+        CTL->preempted--;
+        current->on_upcall--;
+    }
+}
+
+u64 thread_cpu_time(struct thread *t)
+{
+    return t->cpu_ns + (t == current ? cpu_time() - cpu_at_switch : 0);
+}
+
+/* ---- birth ---- */
+
+struct thread *find_thread(u64 tid)
+{
+    struct thread *t = threads;
+    while (t && t->tid != (u32)tid)
+        t = t->next;
+    return t;
+}
+
+void thread_started(struct frame *f)
+{
+    arrived();
+    signals_deliver(f, 0);
+}
+
+static void enlist(struct thread *t)
+{
+    t->next = threads;
+    t->prev = &threads;
+    threads->prev = &t->next;
+    threads = t;
+    n_threads++;
+}
+
+#define CLONE_VM 0x100
+#define CLONE_PARENT_SETTID 0x100000
+#define CLONE_CHILD_CLEARTID 0x200000
+#define CLONE_CHILD_SETTID 0x1000000
+#define CLONE_SETTLS 0x80000
+#define CLONE_THREADLIKE 0x10f00     /* VM, FS, FILES, SIGHAND, THREAD */
+
+s64 sys_nofork(void)
+{
+    static u8 told;
+    static const char text[] = "agentfw: this program asked for a child process; there are none in this VM (fork, exec: ENOSYS)\n";
+    extern s64 sys_write(u64, u64, u64, u64, u64, u64);
+    if (!told) {
+        told = 1;
+        sys_write(2, (u64)text, sizeof text - 1, 0, 0, 0);
+    }
+    CTL->n_enosys++;
+    CTL->last_enosys = (u32)user_frame()->orig_rax;
+    return -ENOSYS;
+}
+
+static s64 clone(u64 flags, u64 sp, u64 parent_tid, u64 child_tid, u64 tls)
+{
+    if ((flags & CLONE_THREADLIKE) != CLONE_THREADLIKE)
+        return sys_nofork();
+    if (!sp)
+        return -EINVAL;
+    if (n_threads >= MAX_THREADS)
+        return -EAGAIN;
+    if (((flags & CLONE_PARENT_SETTID) && !user_ok(parent_tid, 4, 1)) ||
+        ((flags & (CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID)) && !user_ok(child_tid, 4, 1)))
+        return -EFAULT;
+    /* One block: thread, extended state, shim stack. kalloc() puts 16 bytes before it. */
+    u64 state = (sizeof(struct thread) + 64 + CTL->xsave_size + 63) & ~63ul;
+    u64 size = ((state + KSTACK + 16 + PAGE - 1) & ~(PAGE - 1)) - 16;
+    struct thread *t = kalloc(size);
+    if (!t)
+        return -EAGAIN;
+    if (mm_lazy)
+        ring_kick();                 /* its stack's guard must be there before it runs */
+    t->xsave = (u8 *)(((u64)(t + 1) + 63) & ~63ul);
+    t->stack_top = (((u64)t + size) & ~15ul) - 8;
+    struct frame *f = (struct frame *)(t->stack_top - sizeof *f);
+    *f = *user_frame();
+    f->rax = 0;
+    f->rcx = f->rip;
+    f->r11 = f->rflags;
+    f->rsp = sp;
+    f->orig_rax = NO_SYSCALL;
+    u64 *s = (u64 *)f - 7;           /* what context_switch pops, and where it returns */
+    s[6] = (u64)thread_first;
+    t->stack_pointer = (u64)s;
+    xsave(t->xsave);
+    t->fs = flags & CLONE_SETTLS ? tls : get_fs();
+    t->gs = get_gs();
+    t->tid = ++next_tid;
+    t->mask = current->mask;
+    memcpy(t->name, current->name, sizeof t->name);
+    if (flags & CLONE_PARENT_SETTID)
+        AT(u32, parent_tid) = t->tid;
+    if (flags & CLONE_CHILD_SETTID)
+        AT(u32, child_tid) = t->tid;
+    if (flags & CLONE_CHILD_CLEARTID)
+        t->clear_tid = child_tid;
+    enlist(t);
+    enqueue(t);
+    return t->tid;
+}
+
+s64 sys_clone(u64 flags, u64 sp, u64 parent_tid, u64 child_tid, u64 tls)
+{
+    return clone(flags, sp, parent_tid, child_tid, tls);
+}
+
+s64 sys_clone3(u64 args, u64 size)
+{
+    struct { u64 flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls; } a;
+    if (size < sizeof a)
+        return -EINVAL;
+    if (!user_ok(args, sizeof a, 0))
+        return -EFAULT;
+    memcpy(&a, (void *)args, sizeof a);
+    return clone(a.flags, a.stack ? a.stack + a.stack_size : 0, a.parent_tid, a.child_tid, a.tls);
+}
+
+/* ---- death ---- */
+
+void die(int code, int sig)
+{
+    io_exit();
+    ring_call(AFW_OP_EXIT, code & 255, sig, 0, 0, 0, 0);
+    PANIC(1);
+}
+
+s64 sys_exit_group(u64 code)
+{
+    die((int)code, 0);
+}
+
+s64 sys_exit(u64 code)
+{
+    struct thread *t = current;
+    futex_robust(t);
+    if (t->clear_tid && user_ok(t->clear_tid, 4, 1)) {
+        AT(u32, t->clear_tid) = 0;
+        futex_wake(t->clear_tid, 1, ~0u);
+    }
+    if (--n_threads == 0)
+        die((int)code, 0);
+    signals_drop(t);
+    *t->prev = t->next;
+    if (t->next)
+        t->next->prev = t->prev;
+    CTL->preempted -= t->on_upcall;
+    t->state = GONE;
+    if (t != &main_thread)
+        reap = t;                    /* schedule() idles on its stack; the next to arrive frees it */
+    schedule();
+    PANIC(2);
+}
+
+s64 sys_sched_yield(void)
+{
+    yield_cpu();
+    return 0;
+}
+
+s64 sys_gettid(void)
+{
+    return current->tid;
+}
+
+s64 sys_set_tid_address(u64 address)
+{
+    current->clear_tid = address;
+    return current->tid;
+}
+
+/* ---- boot ---- */
+
+void shim_main(void)
+{
+    struct frame *f = user_frame();
+    memset(f, 0, sizeof *f);
+    f->rip = CTL->start_rip;
+    f->rsp = CTL->start_rsp;
+    f->cs = 0x33;
+    f->ss = 0x2b;
+    f->rflags = 0x3202;
+    f->orig_rax = NO_SYSCALL;
+    if (CTL->abi != AFW_ABI || CTL->xsave_size > sizeof main_xsave)
+        PANIC(3);
+    u32 mxcsr = 0x1f80;
+    __asm__ volatile("ldmxcsr %0" ::"m"(mxcsr));
+    main_thread.xsave = main_xsave;
+    main_thread.stack_top = kstack_top;
+    main_thread.state = RUNNING;
+    main_thread.prev = &threads;
+    main_thread.tid = next_tid = CTL->pid;
+    generation = CTL->generation;
+    mm_init();
+    random_reseed();
+    note_alone();
+    io_init();
+}
