@@ -1,0 +1,76 @@
+/* The guest's clock: it computes CLOCK_MONOTONIC from the TSC with what lies in the control page; here it is kept true.
+ * A refresh never lets the guest's time go back: if the old formula ran ahead, the new one runs slower until it is caught up. */
+#include <x86intrin.h>
+#include "machine.h"
+
+static uint64_t nominal_mult, start_tsc, start_mono;
+
+uint64_t clock_mono(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
+/* TSC and monotonic time of one moment: the best of three, for an interrupt may come between. */
+static void moment(uint64_t *tsc, uint64_t *mono)
+{
+    uint64_t best = ~0ull;
+    for (int i = 0; i < 3; i++) {
+        uint64_t a = __rdtsc(), ns = clock_mono(), b = __rdtsc();
+        if (b - a < best) {
+            best = b - a;
+            *tsc = a + (b - a) / 2;
+            *mono = ns;
+        }
+        if (best < 2000)
+            break;
+    }
+}
+
+void clock_setup(uint32_t tsc_khz)
+{
+    moment(&start_tsc, &start_mono);
+    if (tsc_khz)
+        nominal_mult = (uint64_t)(((unsigned __int128)1000000 << 32) / tsc_khz);
+    else {                                       /* KVM does not know: measure for 20 ms */
+        struct timespec t = {0, 20000000};
+        nanosleep(&t, 0);
+        uint64_t tsc, mono;
+        moment(&tsc, &mono);
+        nominal_mult = (uint64_t)(((unsigned __int128)(mono - start_mono) << 32) / (tsc - start_tsc));
+    }
+}
+
+/* The rate as this host's CLOCK_MONOTONIC has it: NTP slews that by up to 500 ppm, KVM's figure is nominal. */
+static uint64_t true_mult(uint64_t tsc, uint64_t mono)
+{
+    if (mono - start_mono < 200000000 || tsc <= start_tsc)
+        return nominal_mult;
+    uint64_t m = (uint64_t)(((unsigned __int128)(mono - start_mono) << 32) / (tsc - start_tsc)), slack = nominal_mult / 500;
+    return m > nominal_mult - slack && m < nominal_mult + slack ? m : nominal_mult;
+}
+
+void clock_refresh(struct machine *m)
+{
+    struct afw_ctl *ctl = m->vm.ctl;
+    uint64_t tsc, mono;
+    struct timespec real;
+    moment(&tsc, &mono);
+    clock_gettime(CLOCK_REALTIME, &real);
+    uint64_t mult = true_mult(tsc, mono), guest_tsc = tsc + m->tsc_delta, base = mono;
+    /* What the guest would say now */
+    uint64_t old_base = m->clock_tsc_base, old_mult = m->clock_mult;
+    if (old_mult) {
+        uint64_t said = m->clock_mono_base + (uint64_t)(((unsigned __int128)(guest_tsc - old_base) * old_mult) >> 32);
+        if (said > mono) {
+            base = said;
+            mult -= mult / 2000;
+        }
+    }
+    ctl->tsc_base = m->clock_tsc_base = guest_tsc;
+    ctl->tsc_mult = m->clock_mult = mult;
+    ctl->mono_base = m->clock_mono_base = base;
+    ctl->real_offset = (uint64_t)real.tv_sec * 1000000000 + (uint64_t)real.tv_nsec - mono;
+    ctl->cpu_ns = m->cpu_ns;
+}

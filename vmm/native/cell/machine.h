@@ -1,0 +1,221 @@
+/* The private side of vmm.h: what main, runner, vm, boot, elf, memory, ring, flow, fault, snapshot, clock share among
+ * themselves. vfs.c, tmpfs.c, synth.c, fileops.c and sites.c need vmm.h only.
+ */
+#ifndef AFW_MACHINE_H
+#define AFW_MACHINE_H
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <time.h>
+#include "vmm.h"
+
+#define PAGE 4096ull
+#define PAGES_IN_SPACE (AFW_SPACE_END / PAGE)
+#define CHUNKS (AFW_SPACE_END / AFW_CHUNK)
+#define BOOT_COMMIT (2ull * AFW_CHUNK)          /* always given, whatever the limit says */
+#define STACK_SIZE (8ull << 20)
+#define BRK_SIZE (16ull << 20)
+#define GUARD_SIZE (64ull << 10)
+#define SLOT_WINDOW 0
+#define SLOT_FIRST 1
+
+static inline uint64_t page_down(uint64_t v) { return v & ~(PAGE - 1); }
+static inline uint64_t page_up(uint64_t v) { return (v + PAGE - 1) & ~(PAGE - 1); }
+/* [a, a+n) lies in [lo, hi), without wrapping */
+static inline bool inside(uint64_t a, uint64_t n, uint64_t lo, uint64_t hi)
+{
+    return a >= lo && a <= hi && n <= hi - a;
+}
+
+/* ---- main.c, config.c ---- */
+struct config {
+    const char *program;
+    char **argv, **env;
+    uint32_t argc, envc;
+    uint64_t memory, slice_ns;
+    int snapshot_in, snapshot_out;               /* -1: none */
+    bool trace, has_key;
+    uint8_t key[32];
+};
+
+/* ---- cpu.c: what guests may know of the CPU ---- */
+struct cpu_model {
+    uint64_t xcr0;
+    uint64_t xsave_size;
+    uint64_t needs[4];                           /* needs.h */
+    char vendor[16];
+    struct afw_cpuid_table table;
+    struct {
+        struct kvm_cpuid2 head;
+        struct kvm_cpuid_entry2 entry[AFW_CPUID_MAX];
+    } kvm;
+};
+int cpu_setup(struct cpu_model *cpu, int kvm_fd, char *error, size_t size);
+/* Name of a feature in `needs` that this host has not, or 0 */
+const char *cpu_missing(const struct cpu_model *cpu, const uint64_t needs[4]);
+
+struct snapshot;                                 /* restore.c: the parsed and checked file */
+
+struct cell {
+    struct afw_cell_header *header;              /* written by the worker before the start; read once */
+    struct afw_vm_shm *shm;
+    struct afw_runner_queues *queues;
+    uint8_t *site_area;
+    struct config config;
+    struct cpu_model cpu;
+    uint32_t vms, runners;
+    int kvm_fd, windows_fd, worker_eventfd;
+    int runner_eventfd[AFW_CELL_RUNNERS];
+    size_t run_size;
+    uint32_t max_slots;
+    uint8_t shim_sha[32];
+    struct afw_shim_header shim;                 /* the blob's own, checked */
+};
+extern struct cell cell;
+int config_parse(const uint8_t *records, uint64_t size, char *error, size_t error_size);
+/* Descriptors that the configuration names, for closing all others */
+void config_fds(const uint8_t *records, uint64_t size, void (*keep)(int fd));
+
+/* ---- blob.c ---- */
+extern const uint8_t shim_blob[], shim_blob_end[];
+int blob_check(struct afw_shim_header *out, char *error, size_t size);
+
+/* ---- digest.c ---- */
+uint64_t crc64(uint64_t crc, const void *data, size_t n);   /* ECMA-182, reflected; start with 0 */
+void sha256(uint8_t out[32], const void *data, size_t n);
+
+/* ---- jail.c: before the threads, after them ---- */
+/* First what threads inherit (no_new_privs, Landlock), then, when all threads are there, rlimits and seccomp for all of them. */
+int jail_early(char *error, size_t size);
+int jail_late(char *error, size_t size);
+
+/* ---- vm.c ---- */
+enum run_state { RUN_FREE, RUN_READY, RUN_PARKED, RUN_STALLED };
+struct mapping {                                 /* a host file in guest memory */
+    uint64_t start, end, offset;
+    const char *name;                            /* interned, never freed */
+    bool shared, writable;
+};
+struct machine {
+    struct vm vm;                                /* first: machine_of() */
+    enum run_state state;
+    bool template, restored;
+    bool slice_over;                             /* look whether an upcall is due before the next entry */
+    bool exit_owed;                              /* ended, but the event queue was full */
+    bool io_pending;                             /* last exit was KVM_EXIT_IO and KVM has not completed it yet */
+    uint64_t deadline;                           /* of a parked VM */
+    uint32_t sq_head, cq_tail;                   /* our copies; the guest's are never read back */
+    uint32_t next_slot;
+    uint64_t committed;                          /* bytes */
+    uint8_t *prot;                               /* a byte a page: host protection ^ (PROT_READ|PROT_WRITE); sparse */
+    struct mapping *map;
+    uint32_t maps, maps_room;
+    uint64_t cpu_ns, cpu_mark;                   /* the VM's, and the thread's at the last look */
+    uint64_t clock_tsc_base, clock_mult, clock_mono_base;   /* as last written to ctl */
+    uint64_t tsc_delta;                          /* guest TSC - host TSC */
+    uint64_t command_ns;                         /* when RESTORE came, for restore_ns */
+    struct afw_event owed;                       /* with exit_owed */
+};
+static inline struct machine *machine_of(struct vm *vm) { return (struct machine *)vm; }
+
+int vm_open(struct machine *m);                  /* VM, vCPU, address space, window; no chunk is committed yet */
+int vm_start(struct machine *m);                 /* the last step of boot and restore: segments, MSRs, cpuid */
+void vm_close(struct machine *m);                /* everything; the machine is RUN_FREE */
+void vm_run(struct machine *m);                  /* until it parks, stalls, ends, or its runner is wanted elsewhere */
+void vm_end(struct machine *m, uint32_t kind, int code, int signal, const char *text, ...) __attribute__((format(printf, 5, 6)));
+void vm_fail(struct machine *m, const char *text, ...) __attribute__((format(printf, 2, 3)));   /* AFW_EV_ERROR */
+int vm_flush(struct machine *m);                 /* enter with immediate_exit: pending I/O is completed, registers are final */
+void vm_counters(struct machine *m);
+bool rip_in_shim(uint64_t rip);
+
+/* ---- boot.c ---- */
+int boot(struct machine *m);                     /* AFW_CMD_BOOT on a fresh machine */
+void boot_tables(struct machine *m);
+int boot_vcpu(struct machine *m, uint64_t fs_base, uint64_t gs_base);
+void boot_ctl(struct machine *m, uint32_t pid);  /* fields that are new in each VM: seed, clock, pid, trace */
+
+/* ---- elf.c ---- */
+struct image {
+    uint64_t base, entry, phdr, phnum, lo, hi;   /* guest addresses; [lo, hi) what it takes */
+    char interp[256];                            /* "" if none */
+};
+struct loaded {
+    uint64_t entry, end;                         /* where to start, first page after all images */
+    struct image image;
+    uint64_t interp_base;
+};
+int elf_load(struct machine *m, struct loaded *out, char *error, size_t size);
+int elf_stack(struct machine *m, const struct loaded *l, uint64_t lo, uint64_t hi, uint64_t *rsp);
+
+/* ---- memory.c, guard.c ---- */
+void guard_install(void);
+uint64_t guarded_copy(void *to, const void *from, uint64_t n);   /* -> bytes not copied */
+int memory_reserve(struct machine *m);
+void memory_release(struct machine *m);
+bool memory_committed(struct machine *m, uint64_t gva, uint64_t len);
+/* Chunks [from, to), none committed yet: host memory, then one memslot. Between the two nothing walks KVM's MMU. */
+int memory_back(struct machine *m, uint32_t from, uint32_t to);
+int memory_slot(struct machine *m, uint32_t from, uint32_t to);
+int host_prot(int prot);
+void memory_record_protection(struct machine *m, uint64_t gva, uint64_t len, int prot);
+int mapping_add(struct machine *m, uint64_t gva, uint64_t len, uint64_t offset, const char *name, bool shared, bool writable);
+void mapping_cut(struct machine *m, uint64_t gva, uint64_t len);
+const char *intern(const char *name);
+
+/* ---- ring.c ---- */
+enum ring_result { RING_DONE, RING_STALLED, RING_ENDED };
+enum ring_result ring_consume(struct machine *m);
+bool ring_has_answers(struct machine *m);
+
+/* ---- flow.c ---- */
+int64_t flow_open(struct machine *m, const struct afw_sqe *e);
+int64_t flow_kick(struct machine *m, const struct afw_sqe *e);
+
+/* ---- fault.c ---- */
+void fault_exception(struct machine *m);         /* AFW_PORT_EXC */
+void fault_access(struct machine *m, bool known, uint64_t address);   /* KVM_RUN said EFAULT, or MMIO */
+void fault_other(struct machine *m);             /* shutdown, internal error, unknown exit */
+void upcall(struct machine *m, uint32_t kind, uint32_t signal, uint64_t code, uint64_t addr, const struct kvm_regs *at);
+
+/* ---- snapshot.c, restore.c ---- */
+int64_t snapshot_save(struct machine *m);        /* -> bytes, -errno */
+int snapshot_restore(struct machine *m, uint32_t pid, char *error, size_t size);
+/* Private state in the snapshot, at vcpu_offset: this, then protections, then mappings, then names. */
+struct vcpu_state {
+    struct kvm_regs regs;
+    uint64_t fs_base, gs_base;
+    uint32_t sq_head, cq_tail;
+    uint32_t n_protections, n_mappings;
+    uint64_t names_size;
+    uint8_t xsave[4096];
+};
+struct saved_protection { uint64_t start, end; uint32_t prot, reserved; };
+struct saved_mapping { uint64_t start, end, offset; uint32_t name, flags; };
+
+/* ---- clock.c ---- */
+void clock_setup(uint32_t tsc_khz);
+void clock_refresh(struct machine *m);           /* writes ctl's clock fields */
+uint64_t clock_mono(void);
+
+/* ---- runner.c ---- */
+struct runner {
+    uint32_t index;
+    pthread_t thread;
+    struct afw_runner_queues *q;
+    uint32_t event_tail, command_head;
+    bool notify;                                 /* events were queued since the worker was last signalled */
+    timer_t timer;
+    bool armed;
+    struct machine *machine[AFW_CELL_VMS];       /* by VM id; 0: free */
+    bool quit;
+};
+int runner_start(struct runner *r, uint32_t index);
+void runners_release(void);                      /* the jail is closed: begin */
+void runners_await(void);                        /* all have done what the jail will forbid */
+void runner_notify(struct runner *r);
+bool runner_wanted(struct runner *r);            /* commands wait, or the slice is over */
+/* The signal handler's view: which kvm_run to make exit at once. */
+extern __thread struct kvm_run *volatile runner_entered;
+extern __thread volatile sig_atomic_t runner_tick;
+#endif

@@ -1,0 +1,340 @@
+/* The host's backing of guest memory.
+ *
+ * One PROT_NONE reservation of the whole guest space a VM; chunks become usable by commitment: mapped, and a memslot. After that a
+ * guest page's protection and content are those of the host's mapping, which KVM follows through its MMU notifier. Guest page
+ * tables are never touched after boot: under shadow paging the guest would not see it.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include "machine.h"
+
+#define RW (PROT_READ | PROT_WRITE)
+#define ANON (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
+#define MAPPINGS 16384                           /* a VM: a hostile one cannot make the list long */
+
+int memory_reserve(struct machine *m)
+{
+    void *mem = mmap(0, AFW_SPACE_END, PROT_NONE, ANON, -1, 0);
+    if (mem == MAP_FAILED)
+        return -errno;
+    void *prot = mmap(0, PAGES_IN_SPACE, RW, ANON, -1, 0);
+    if (prot == MAP_FAILED) {
+        munmap(mem, AFW_SPACE_END);
+        return -ENOMEM;
+    }
+    m->vm.mem = mem;
+    m->vm.ctl = (struct afw_ctl *)(m->vm.mem + AFW_CTL);
+    m->prot = prot;
+    m->next_slot = SLOT_FIRST;
+    return 0;
+}
+
+void memory_release(struct machine *m)
+{
+    if (m->vm.mem)
+        munmap(m->vm.mem, AFW_SPACE_END);
+    if (m->prot)
+        munmap(m->prot, PAGES_IN_SPACE);
+    free(m->map);
+    m->vm.mem = 0;
+    m->vm.ctl = 0;
+    m->prot = 0;
+    m->map = 0;
+    m->maps = m->maps_room = 0;
+}
+
+static bool chunk_committed(struct machine *m, uint64_t c)
+{
+    return m->vm.chunks[c / 64] >> (c % 64) & 1;
+}
+
+bool memory_committed(struct machine *m, uint64_t gva, uint64_t len)
+{
+    if (!inside(gva, len, 0, AFW_SPACE_END))
+        return false;
+    if (!len)
+        return true;
+    for (uint64_t c = gva / AFW_CHUNK; c <= (gva + len - 1) / AFW_CHUNK; c++) {
+        if (!chunk_committed(m, c))
+            return false;
+    }
+    return true;
+}
+
+/* A range that ring operations may change: whole pages, committed, above the system area. */
+static int changeable(struct machine *m, uint64_t gva, uint64_t *len)
+{
+    if (gva % PAGE || !*len || *len > AFW_SPACE_END)
+        return -EINVAL;
+    *len = page_up(*len);
+    if (!inside(gva, *len, AFW_IMAGE, AFW_SPACE_END))
+        return -ENOMEM;
+    return memory_committed(m, gva, *len) ? 0 : -ENOMEM;
+}
+
+/* A hole in the reservation could be filled by any other mapping of this process, inside a memslot: then nothing may go on. */
+static int remap_failed(struct machine *m, uint64_t gva)
+{
+    int e = errno;
+    unsigned char state;
+    if (mincore(m->vm.mem + gva, PAGE, &state) && errno == ENOMEM)
+        abort();
+    return -e;
+}
+
+int memory_back(struct machine *m, uint32_t from, uint32_t to)
+{
+    uint64_t start = (uint64_t)from * AFW_CHUNK, size = (uint64_t)(to - from) * AFW_CHUNK;
+    if (m->next_slot >= cell.max_slots)
+        return -ENOMEM;
+    if (mmap(m->vm.mem + start, size, RW, ANON | MAP_FIXED, -1, 0) == MAP_FAILED)
+        return remap_failed(m, start);
+    return 0;
+}
+
+int memory_slot(struct machine *m, uint32_t from, uint32_t to)
+{
+    uint64_t start = (uint64_t)from * AFW_CHUNK, size = (uint64_t)(to - from) * AFW_CHUNK;
+    struct kvm_userspace_memory_region slot = {
+        .slot = m->next_slot, .guest_phys_addr = start, .memory_size = size, .userspace_addr = (uintptr_t)m->vm.mem + start};
+    if (ioctl(m->vm.vm_fd, KVM_SET_USER_MEMORY_REGION, &slot)) {
+        int e = errno;
+        mprotect(m->vm.mem + start, size, PROT_NONE);
+        return -e;
+    }
+    m->next_slot++;
+    for (uint64_t c = from; c < to; c++)
+        m->vm.chunks[c / 64] |= 1ull << (c % 64);
+    m->committed += size;
+    m->vm.shm->memory_committed = m->committed;
+    return 0;
+}
+
+int memory_commit(struct vm *vm, uint64_t gva, uint64_t len)
+{
+    struct machine *m = machine_of(vm);
+    if (!inside(gva, len, 0, AFW_SPACE_END) || !len)
+        return -EINVAL;
+    uint32_t first = (uint32_t)(gva / AFW_CHUNK), end = (uint32_t)((gva + len - 1) / AFW_CHUNK) + 1;
+    uint64_t limit = (vm->memory_limit + AFW_CHUNK - 1) / AFW_CHUNK * AFW_CHUNK, wanted = 0;
+    if (limit < BOOT_COMMIT)
+        limit = BOOT_COMMIT;
+    for (uint32_t c = first; c < end; c++)
+        wanted += chunk_committed(m, c) ? 0 : AFW_CHUNK;
+    if (wanted > limit || m->committed > limit - wanted)
+        return -ENOMEM;
+    for (uint32_t c = first; c < end;) {
+        if (chunk_committed(m, c)) {
+            c++;
+            continue;
+        }
+        uint32_t to = c;
+        while (to < end && !chunk_committed(m, to))
+            to++;
+        int e = memory_back(m, c, to);
+        if (e || (e = memory_slot(m, c, to)))
+            return e;
+        c = to;
+    }
+    return 0;
+}
+
+void memory_record_protection(struct machine *m, uint64_t gva, uint64_t len, int prot)
+{
+    memset(m->prot + gva / PAGE, prot ^ RW, len / PAGE);
+}
+
+/* What the guest's PROT_* mean for the host's mapping: KVM reads to execute, and never executes the host's. */
+int host_prot(int prot)
+{
+    return prot & PROT_WRITE ? RW : prot & (PROT_READ | PROT_EXEC) ? PROT_READ : PROT_NONE;
+}
+
+int memory_protect(struct vm *vm, uint64_t gva, uint64_t len, int prot)
+{
+    struct machine *m = machine_of(vm);
+    int e = changeable(m, gva, &len);
+    if (e)
+        return e;
+    if (mprotect(vm->mem + gva, len, host_prot(prot)))
+        return -errno;
+    memory_record_protection(m, gva, len, host_prot(prot));
+    return 0;
+}
+
+int memory_zero(struct vm *vm, uint64_t gva, uint64_t len)
+{
+    struct machine *m = machine_of(vm);
+    int e = changeable(m, gva, &len);
+    if (e)
+        return e;
+    if (mmap(vm->mem + gva, len, RW, ANON | MAP_FIXED, -1, 0) == MAP_FAILED)
+        return remap_failed(m, gva);
+    mapping_cut(m, gva, len);
+    memory_record_protection(m, gva, len, RW);
+    sites_unmapped(vm, gva, len);
+    return 0;
+}
+
+int memory_map_file(struct vm *vm, int host_fd, uint64_t gva, uint64_t len, int prot, int shared, uint64_t offset, const char *guest_name)
+{
+    struct machine *m = machine_of(vm);
+    int e = changeable(m, gva, &len);
+    if (e)
+        return e;
+    if (offset % PAGE || offset > INT64_MAX - len)
+        return -EINVAL;
+    if (m->maps >= MAPPINGS - 1)
+        return -ENOMEM;
+    if (mmap(vm->mem + gva, len, host_prot(prot), (shared ? MAP_SHARED : MAP_PRIVATE) | MAP_FIXED | MAP_NORESERVE, host_fd, (off_t)offset) == MAP_FAILED)
+        return remap_failed(m, gva);
+    mapping_cut(m, gva, len);
+    memory_record_protection(m, gva, len, host_prot(prot));
+    sites_unmapped(vm, gva, len);
+    e = mapping_add(m, gva, len, offset, intern(guest_name), shared, prot & PROT_WRITE);
+    if (!e && prot & PROT_EXEC)
+        sites_code(vm, AFW_SITES_FILE, gva, len);
+    return e;
+}
+
+/* ---- what is mapped where ---- */
+
+const char *intern(const char *name)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static const char *names[4096];              /* a guest that maps more different files sees them without a name in reports */
+    static unsigned n;
+    const char *found = "";
+    pthread_mutex_lock(&lock);
+    for (unsigned i = 0; i < n && !*found; i++) {
+        if (!strcmp(names[i], name))
+            found = names[i];
+    }
+    if (!*found && n < sizeof names / sizeof *names && strlen(name) < sizeof ((struct afw_vm_shm *)0)->fault_module) {
+        char *copy = strdup(name);
+        if (copy)
+            found = names[n++] = copy;
+    }
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+int mapping_add(struct machine *m, uint64_t gva, uint64_t len, uint64_t offset, const char *name, bool shared, bool writable)
+{
+    if (m->maps == m->maps_room) {
+        uint32_t room = m->maps_room ? m->maps_room * 2 : 64;
+        struct mapping *map = realloc(m->map, room * sizeof *map);
+        if (!map)
+            return -ENOMEM;
+        m->map = map;
+        m->maps_room = room;
+    }
+    m->map[m->maps++] = (struct mapping){gva, gva + len, offset, name, shared, writable};
+    return 0;
+}
+
+void mapping_cut(struct machine *m, uint64_t gva, uint64_t len)
+{
+    uint64_t end = gva + len;
+    for (uint32_t i = 0; i < m->maps;) {
+        struct mapping *x = &m->map[i];
+        if (x->end <= gva || x->start >= end) {
+            i++;
+            continue;
+        }
+        struct mapping tail = {end, x->end, x->offset + (end - x->start), x->name, x->shared, x->writable};
+        bool has_tail = x->end > end;
+        if (x->start < gva) {
+            x->end = gva;
+            i++;
+        } else {
+            *x = m->map[--m->maps];
+        }
+        if (has_tail)                            /* cannot meet the range again; without memory the report only lacks a name */
+            mapping_add(m, tail.start, tail.end - tail.start, tail.offset, tail.name, tail.shared, tail.writable);
+    }
+}
+
+static struct mapping *mapping_at(struct machine *m, uint64_t gva)
+{
+    for (uint32_t i = 0; i < m->maps; i++) {
+        if (gva >= m->map[i].start && gva < m->map[i].end)
+            return &m->map[i];
+    }
+    return 0;
+}
+
+int memory_module(struct vm *vm, uint64_t gva, char name[256], uint64_t *map_start, uint64_t *map_offset)
+{
+    struct mapping *x = mapping_at(machine_of(vm), gva);
+    if (!x)
+        return 0;
+    strncpy(name, x->name, 255);
+    name[255] = 0;
+    *map_start = x->start;
+    *map_offset = x->offset;
+    return 1;
+}
+
+/* ---- access ---- */
+
+void *guest_range(struct vm *vm, uint64_t gva, uint64_t len)
+{
+    /* Below the system area lie the page tables: no operation of the ring may change them. */
+    if (gva < AFW_SYS || !memory_committed(machine_of(vm), gva, len))
+        return 0;
+    return vm->mem + gva;
+}
+
+int guest_read(struct vm *vm, void *out, uint64_t gva, uint64_t len)
+{
+    void *p = guest_range(vm, gva, len);
+    return p && !guarded_copy(out, p, len) ? 0 : -EFAULT;
+}
+
+int guest_write(struct vm *vm, uint64_t gva, const void *data, uint64_t len)
+{
+    void *p = guest_range(vm, gva, len);
+    return p && !guarded_copy(p, data, len) ? 0 : -EFAULT;
+}
+
+int guest_path(struct vm *vm, char *out, uint64_t gva, uint64_t len)
+{
+    if (!len)
+        return -ENOENT;
+    if (len > 4095)
+        return -ENAMETOOLONG;
+    if (guest_read(vm, out, gva, len))
+        return -EFAULT;
+    if (memchr(out, 0, len))
+        return -EINVAL;
+    out[len] = 0;
+    return 0;
+}
+
+int memory_poke(struct vm *vm, uint64_t gva, const void *data, uint64_t len)
+{
+    struct machine *m = machine_of(vm);
+    if (!len || !guest_range(vm, gva, len))
+        return -EFAULT;
+    uint64_t from = page_down(gva), to = page_up(gva + len);
+    for (uint64_t p = from; p < to; p += PAGE) {
+        struct mapping *x = mapping_at(m, p);
+        if (x && x->shared)                      /* would change the file */
+            return -EPERM;
+    }
+    bool locked = false;
+    for (uint64_t p = from; p < to; p += PAGE)
+        locked |= m->prot[p / PAGE] != 0;
+    if (locked && mprotect(vm->mem + from, to - from, RW))
+        return -errno;
+    uint64_t left = guarded_copy(vm->mem + gva, data, len);
+    for (uint64_t p = from; locked && p < to; p += PAGE) {
+        if (mprotect(vm->mem + p, PAGE, m->prot[p / PAGE] ^ RW))
+            return -errno;
+    }
+    return left ? -EFAULT : 0;
+}

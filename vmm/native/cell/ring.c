@@ -1,0 +1,161 @@
+/* The submission and completion rings of one VM.
+ *
+ * The guest stands still while its ring is consumed, but all of it is hostile all the same: indices are checked against our own
+ * copies, each entry is copied once, and what an entry says is checked where it is used.
+ */
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include "machine.h"
+
+/* Room for one more answer; -1: the guest's index is corrupt or it let the ring overflow. */
+static int answer_room(struct machine *m)
+{
+    uint32_t head = __atomic_load_n(&m->vm.ctl->cq_head, __ATOMIC_ACQUIRE), used = m->cq_tail - head;
+    return used < AFW_CQ_LEN ? 0 : -1;
+}
+
+static void answer(struct machine *m, uint32_t token, int64_t res)
+{
+    struct afw_cqe *cq = (struct afw_cqe *)(m->vm.mem + AFW_CQ);
+    cq[m->cq_tail % AFW_CQ_LEN] = (struct afw_cqe){.token = token, .res = res};
+    __atomic_store_n(&m->vm.ctl->cq_tail, ++m->cq_tail, __ATOMIC_RELEASE);
+}
+
+bool ring_has_answers(struct machine *m)
+{
+    return __atomic_load_n(&m->vm.ctl->cq_head, __ATOMIC_ACQUIRE) != m->cq_tail;
+}
+
+static int64_t trace(struct machine *m, const struct afw_sqe *e)
+{
+    if (!cell.config.trace)
+        return 0;
+    const struct afw_event ev = {.type = AFW_EV_TRACE, .vm = m->vm.id, .arg = (uint32_t)e->a[2], .a = (e->a[0] & 0xffffffff) | e->a[5] << 32,
+                                 .b = e->a[4], .c = e->a[1]};
+    return runner_event(m->vm.runner, &ev);
+}
+
+static void program_exit(struct machine *m, const struct afw_sqe *e)
+{
+    int status = (int)(e->a[0] & 0xff), signal = (int)(e->a[1] & 0x7f);
+    if (signal)
+        vm_end(m, AFW_EXIT_SIGNAL, 0, signal, "killed by signal %d (%s)", signal, strsignal(signal));
+    else
+        vm_end(m, AFW_EXIT_CODE, status, 0, "exit code %d", status);
+}
+
+/* READY: the answer that restored VMs shall see (0) is in the ring when the memory is saved; the template's own becomes 1 after. */
+static int64_t ready(struct machine *m, const struct afw_sqe *e)
+{
+    if (m->restored)
+        return 0;
+    struct afw_event ev = {.type = AFW_EV_READY, .vm = m->vm.id};
+    int64_t res;
+    uint32_t at = m->cq_tail;
+    if (vfs_open_handles(m->vm.vfs)) {
+        res = -EBUSY;
+    } else if (cell.config.snapshot_out < 0) {
+        res = -EBADF;
+    } else {
+        answer(m, e->token, 0);
+        __atomic_store_n(&m->vm.ctl->sq_head, ++m->sq_head, __ATOMIC_RELEASE);
+        res = snapshot_save(m);
+        m->sq_head--;                            /* ring_consume goes on from before this entry */
+        m->cq_tail = at;
+        __atomic_store_n(&m->vm.ctl->cq_tail, at, __ATOMIC_RELEASE);
+    }
+    if (res < 0)
+        ev.b = (uint64_t)res;
+    else
+        ev.a = (uint64_t)res;
+    /* Space was seen before the work began; if the worker's queue is full all the same, the file is written again. */
+    return runner_event(m->vm.runner, &ev) ? -EAGAIN : res == -EBUSY ? res : 1;
+}
+
+static int64_t memory_op(struct vm *vm, const struct afw_sqe *e)
+{
+    int r;
+    switch (e->op) {
+    case AFW_OP_COMMIT:
+        return memory_commit(vm, e->a[0], e->a[1]);
+    case AFW_OP_ZERO:
+        return memory_zero(vm, e->a[0], e->a[1]);
+    default:
+        if (e->a[2] & ~(uint64_t)(PROT_READ | PROT_WRITE | PROT_EXEC))
+            return -EINVAL;
+        r = memory_protect(vm, e->a[0], e->a[1], (int)e->a[2]);
+        /* Writable as well: its code is not there yet; what it will run comes by the backstop. */
+        if (!r && e->a[2] & PROT_EXEC && !(e->a[2] & PROT_WRITE))
+            sites_code(vm, AFW_SITES_MEMORY, e->a[0], page_up(e->a[1]));
+        return r;
+    }
+}
+
+/* -EAGAIN: the entry stays in the ring until the worker's queue has room. File operations never mean that by it. */
+static int64_t perform(struct machine *m, const struct afw_sqe *e, bool *later)
+{
+    int64_t r;
+    *later = false;
+    if ((e->op >= AFW_OP_OPEN && e->op <= AFW_OP_FALLOCATE) || e->op == AFW_OP_MAPFILE)
+        return file_op(&m->vm, e);
+    if (e->op == AFW_OP_COMMIT || e->op == AFW_OP_ZERO || e->op == AFW_OP_PROTECT)
+        return memory_op(&m->vm, e);
+    switch (e->op) {
+    case AFW_OP_NOP:
+        return 0;
+    case AFW_OP_FLOW_OPEN:
+        r = flow_open(m, e);
+        break;
+    case AFW_OP_FLOW_KICK:
+        r = flow_kick(m, e);
+        break;
+    case AFW_OP_READY:
+        r = ready(m, e);
+        break;
+    case AFW_OP_TRACE:
+        r = trace(m, e);
+        break;
+    default:
+        return -ENOSYS;
+    }
+    *later = r == -EAGAIN;
+    return r;
+}
+
+enum ring_result ring_consume(struct machine *m)
+{
+    struct vm *vm = &m->vm;
+    const struct afw_sqe *sq = (const struct afw_sqe *)(vm->mem + AFW_SQ);
+    uint32_t tail = __atomic_load_n(&vm->ctl->sq_tail, __ATOMIC_ACQUIRE);
+    if (tail - m->sq_head > AFW_SQ_LEN) {
+        vm_end(m, AFW_EXIT_HOSTILE, 0, 0, "corrupt ring: sq_tail %u with sq_head %u", tail, m->sq_head);
+        return RING_ENDED;
+    }
+    while (m->sq_head != tail) {
+        struct afw_sqe e;
+        memcpy(&e, (const void *)&sq[m->sq_head % AFW_SQ_LEN], sizeof e);
+        bool reply = !(e.flags & AFW_SQE_NOREPLY), later;
+        if (reply && answer_room(m)) {
+            vm_end(m, AFW_EXIT_HOSTILE, 0, 0, "corrupt ring: no room for an answer (cq_head %u, cq_tail %u)", vm->ctl->cq_head, m->cq_tail);
+            return RING_ENDED;
+        }
+        if (e.op == AFW_OP_EXIT) {
+            vm->shm->ring_ops++;
+            program_exit(m, &e);
+            return RING_ENDED;
+        }
+        if (e.op == AFW_OP_READY && !reply) {
+            vm_end(m, AFW_EXIT_HOSTILE, 0, 0, "corrupt ring: READY without an answer");
+            return RING_ENDED;
+        }
+        int64_t res = perform(m, &e, &later);
+        if (later)
+            return RING_STALLED;
+        vm->shm->ring_ops++;
+        __atomic_store_n(&vm->ctl->sq_head, ++m->sq_head, __ATOMIC_RELEASE);
+        if (reply)
+            answer(m, e.token, res);
+    }
+    return RING_DONE;
+}

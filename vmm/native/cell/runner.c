@@ -1,0 +1,320 @@
+/* A runner: one thread that serves its VMs in turn, obeys the worker's commands and wakes parked VMs.
+ *
+ * Time slices: while a VM runs, a timer sends this thread a signal each slice. Its handler sets a flag and immediate_exit of the VM
+ * about to be entered, so that a signal just before KVM_RUN is not lost.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <semaphore.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include "machine.h"
+
+#define SIGNAL_TICK SIGUSR1
+#ifndef sigev_notify_thread_id
+#define sigev_notify_thread_id _sigev_un._tid
+#endif
+
+__thread struct kvm_run *volatile runner_entered;
+__thread volatile sig_atomic_t runner_tick;
+
+static void on_tick(int sig)
+{
+    (void)sig;
+    runner_tick = 1;
+    struct kvm_run *run = runner_entered;
+    if (run)
+        run->immediate_exit = 1;
+}
+
+static void timer_arm(struct runner *r, bool on)
+{
+    if (r->armed == on)
+        return;
+    struct itimerspec t = {0};
+    if (on) {
+        t.it_interval.tv_sec = t.it_value.tv_sec = (time_t)(cell.config.slice_ns / 1000000000);
+        t.it_interval.tv_nsec = t.it_value.tv_nsec = (long)(cell.config.slice_ns % 1000000000);
+    }
+    timer_settime(r->timer, 0, &t, 0);
+    r->armed = on;
+}
+
+/* ---- queues ---- */
+
+int runner_event(struct runner *r, const struct afw_event *e)
+{
+    struct afw_runner_queues *q = r->q;
+    uint32_t used = r->event_tail - __atomic_load_n(&q->event_head.value, __ATOMIC_ACQUIRE);
+    if (used >= AFW_QUEUE) {
+        /* Say so, then look once more: the worker may have drained the queue before it could see the mark. */
+        __atomic_store_n(&q->event_stalled.value, 1, __ATOMIC_SEQ_CST);
+        r->notify = true;
+        used = r->event_tail - __atomic_load_n(&q->event_head.value, __ATOMIC_SEQ_CST);
+        if (used >= AFW_QUEUE)
+            return -EAGAIN;
+    }
+    q->event[r->event_tail % AFW_QUEUE] = *e;
+    __atomic_store_n(&q->event_tail.value, ++r->event_tail, __ATOMIC_RELEASE);
+    r->notify = true;
+    return 0;
+}
+
+void runner_notify(struct runner *r)
+{
+    if (!r->notify)
+        return;
+    r->notify = false;
+    uint64_t one = 1;
+    ssize_t n = write(cell.worker_eventfd, &one, sizeof one);
+    (void)n;                                     /* a full counter means that the worker has been told already */
+}
+
+uint8_t *runner_site_area(struct runner *r)
+{
+    return cell.site_area + (uint64_t)r->index * AFW_SITE_AREA;
+}
+
+static bool commands_wait(struct runner *r)
+{
+    return __atomic_load_n(&r->q->command_tail.value, __ATOMIC_ACQUIRE) != r->command_head;
+}
+
+bool runner_wanted(struct runner *r)
+{
+    runner_notify(r);
+    return runner_tick || commands_wait(r);
+}
+
+/* ---- commands ---- */
+
+static struct machine *machine_new(struct runner *r, uint32_t id)
+{
+    struct machine *m = r->machine[id];
+    if (!m && !(m = calloc(1, sizeof *m)))
+        return 0;
+    struct afw_vm_shm *s = &cell.shm[id];
+    memset(m, 0, sizeof *m);
+    memset(s, 0, sizeof *s);
+    r->machine[id] = m;
+    m->vm = (struct vm){.id = id, .runner = r, .vm_fd = -1, .vcpu_fd = -1, .shm = s, .memory_limit = cell.config.memory};
+    s->state = AFW_VM_STARTING;
+    return m;
+}
+
+static void start_vm(struct runner *r, const struct afw_command *c)
+{
+    struct machine *m = r->machine[c->vm];
+    if (m && (m->state != RUN_FREE || m->exit_owed)) {
+        fprintf(stderr, "agentfw-cell: command %u for VM %u, which is in use\n", c->type, c->vm);
+        return;
+    }
+    uint64_t now = clock_mono();
+    m = machine_new(r, c->vm);
+    if (!m)
+        abort();
+    int e = vm_open(m);
+    if (e) {
+        vm_fail(m, "cannot make a VM: %s", strerror(-e));
+        return;
+    }
+    if (c->type == AFW_CMD_BOOT) {
+        m->template = true;
+        if (boot(m))
+            return;                              /* has reported */
+    } else {
+        char error[200];
+        m->restored = true;
+        m->command_ns = now;
+        if (snapshot_restore(m, (uint32_t)c->a, error, sizeof error)) {
+            vm_fail(m, "%s", error);
+            return;
+        }
+    }
+    m->state = RUN_READY;
+}
+
+static void obey(struct runner *r, const struct afw_command *c)
+{
+    if (c->type == AFW_CMD_QUIT) {
+        r->quit = true;
+        return;
+    }
+    if (c->vm >= cell.vms || c->vm % cell.runners != r->index) {
+        fprintf(stderr, "agentfw-cell: command %u for VM %u, which is not runner %u's\n", c->type, c->vm, r->index);
+        return;
+    }
+    if (c->type == AFW_CMD_BOOT || c->type == AFW_CMD_RESTORE) {
+        start_vm(r, c);
+        return;
+    }
+    struct machine *m = r->machine[c->vm];
+    if (!m || m->state == RUN_FREE)
+        return;                                  /* crossed with its end */
+    struct afw_ctl *ctl = m->vm.ctl;
+    switch (c->type) {
+    case AFW_CMD_SIGNAL:
+        if (c->a < 1 || c->a > 64)
+            return;
+        ctl->sigpending |= 1ull << (c->a - 1);
+        break;
+    case AFW_CMD_WAKE:
+        ctl->wake = 1;
+        break;
+    case AFW_CMD_SITES:
+        sites_answer(&m->vm, c->c, c->a);
+        return;
+    case AFW_CMD_KILL:
+        vm_end(m, AFW_EXIT_KILLED, 0, 0, "killed");
+        return;
+    default:
+        fprintf(stderr, "agentfw-cell: unknown command %u\n", c->type);
+        return;
+    }
+    m->slice_over = true;
+    if (m->state == RUN_PARKED)
+        m->state = RUN_READY;
+}
+
+static void commands(struct runner *r)
+{
+    while (!r->quit && commands_wait(r)) {
+        struct afw_command c = r->q->command[r->command_head % AFW_QUEUE];
+        __atomic_store_n(&r->q->command_head.value, ++r->command_head, __ATOMIC_RELEASE);
+        obey(r, &c);
+    }
+}
+
+/* ---- the loop ---- */
+
+/* Wake VMs whose deadline has passed, send owed events. -> nearest deadline */
+static uint64_t look_around(struct runner *r)
+{
+    uint64_t nearest = ~0ull, now = 0;
+    for (uint32_t i = r->index; i < cell.vms; i += cell.runners) {
+        struct machine *m = r->machine[i];
+        if (!m)
+            continue;
+        if (m->exit_owed && !runner_event(r, &m->owed))
+            m->exit_owed = false;
+        if (m->state != RUN_PARKED || m->deadline == ~0ull)
+            continue;
+        if (!now)
+            now = clock_mono();
+        if (m->deadline <= now)
+            m->state = RUN_READY;
+        else if (m->deadline < nearest)
+            nearest = m->deadline;
+    }
+    return nearest;
+}
+
+static void sleep_until(struct runner *r, uint64_t deadline)
+{
+    timer_arm(r, false);
+    struct pollfd p = {.fd = cell.runner_eventfd[r->index], .events = POLLIN};
+    struct timespec t, *wait = 0;
+    if (deadline != ~0ull) {
+        uint64_t now = clock_mono(), ns = deadline > now ? deadline - now : 0;
+        t = (struct timespec){(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
+        wait = &t;
+    }
+    ppoll(&p, 1, wait, 0);
+}
+
+static sem_t set_up, released;
+
+void runners_await(void)
+{
+    for (uint32_t i = 0; i < cell.runners; i++)
+        while (sem_wait(&set_up))
+            ;
+}
+
+void runners_release(void)
+{
+    for (uint32_t i = 0; i < cell.runners; i++)
+        sem_post(&released);
+}
+
+static void *runner_main(void *arg)
+{
+    struct runner *r = arg;
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGNAL_TICK);
+    struct sigevent sev = {.sigev_notify = SIGEV_THREAD_ID, .sigev_signo = SIGNAL_TICK};
+    sev.sigev_notify_thread_id = (pid_t)syscall(SYS_gettid);
+    if (timer_create(CLOCK_MONOTONIC, &sev, &r->timer))
+        abort();
+    pthread_sigmask(SIG_UNBLOCK, &set, 0);
+    sem_post(&set_up);
+    while (sem_wait(&released))
+        ;
+    uint32_t turn = r->index;
+    while (!r->quit) {
+        uint64_t drained;
+        if (commands_wait(r)) {                  /* the counter is only for sleeping: reset it when something came */
+            ssize_t n = read(cell.runner_eventfd[r->index], &drained, sizeof drained);
+            (void)n;
+        }
+        commands(r);
+        if (r->quit)
+            break;
+        uint64_t nearest = look_around(r);
+        runner_tick = 0;
+        struct machine *next = 0;
+        bool stalled = false;
+        for (uint32_t k = 0; k < cell.vms && !next; k++) {
+            turn = (turn + 1) % cell.vms;
+            struct machine *m = r->machine[turn];
+            if (m && m->state == RUN_STALLED) {
+                uint32_t used = r->event_tail - __atomic_load_n(&r->q->event_head.value, __ATOMIC_ACQUIRE);
+                stalled |= used >= AFW_QUEUE;
+                if (used < AFW_QUEUE)
+                    next = m;
+            } else if (m && m->state == RUN_READY) {
+                next = m;
+            }
+        }
+        if (next) {
+            timer_arm(r, true);
+            vm_run(next);
+            runner_notify(r);
+            continue;
+        }
+        runner_notify(r);
+        if (commands_wait(r))
+            continue;
+        /* A stalled VM goes on when the worker, having drained the queue, signals; the poll is for a worker that forgot. */
+        sleep_until(r, stalled && nearest > clock_mono() + 50000000 ? clock_mono() + 50000000 : nearest);
+        ssize_t n = read(cell.runner_eventfd[r->index], &drained, sizeof drained);
+        (void)n;
+    }
+    timer_arm(r, false);
+    for (uint32_t i = r->index; i < cell.vms; i += cell.runners) {
+        struct machine *m = r->machine[i];
+        if (m && m->state != RUN_FREE)
+            vm_end(m, AFW_EXIT_KILLED, 0, 0, "killed: the cell quits");
+        free(m);
+    }
+    runner_notify(r);
+    return 0;
+}
+
+int runner_start(struct runner *r, uint32_t index)
+{
+    r->index = index;
+    r->q = &cell.queues[index];
+    r->event_tail = r->q->event_tail.value;
+    r->command_head = r->q->command_head.value;
+    if (!index && (sem_init(&set_up, 0, 0) || sem_init(&released, 0, 0)))
+        return -errno;
+    struct sigaction sa = {.sa_handler = on_tick};   /* no SA_RESTART: KVM_RUN and ppoll must return */
+    sigaction(SIGNAL_TICK, &sa, 0);
+    return -pthread_create(&r->thread, 0, runner_main, r);
+}

@@ -1,0 +1,308 @@
+/* A template's state to a file: registers, extended state, pages that are not zero, protections, what is mapped where.
+ *
+ * The guest stands in its READY call. Pages are gathered into at most AFW_SNAPSHOT_EXTENTS extents; the smallest gaps between
+ * them are filled with zeros of the file.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#include "machine.h"
+
+#define RW (PROT_READ | PROT_WRITE)
+#define BLOCK (64 * PAGE)
+
+struct buffer {
+    uint8_t *data;
+    size_t size, room;
+};
+
+static int append(struct buffer *b, const void *data, size_t n)
+{
+    if (n > b->room - b->size) {
+        size_t room = (b->room + n) * 2;
+        uint8_t *p = realloc(b->data, room);
+        if (!p)
+            return -ENOMEM;
+        b->data = p;
+        b->room = room;
+    }
+    memcpy(b->data + b->size, data, n);
+    b->size += n;
+    return 0;
+}
+
+static int write_all(int fd, const void *data, size_t n, uint64_t offset)
+{
+    const uint8_t *p = data;
+    while (n) {
+        ssize_t done = pwrite(fd, p, n, (off_t)offset);
+        if (done <= 0)
+            return done < 0 ? -errno : -EIO;
+        p += done;
+        offset += (uint64_t)done;
+        n -= (size_t)done;
+    }
+    return 0;
+}
+
+/* ---- protections and mappings ---- */
+
+static int each_protection(struct machine *m, int (*visit)(struct machine *m, const struct saved_protection *p, void *arg), void *arg)
+{
+    struct saved_protection run = {0};
+    for (uint64_t c = 0; c <= CHUNKS; c++) {
+        bool committed = c < CHUNKS && memory_committed(m, c * AFW_CHUNK, AFW_CHUNK);
+        for (uint64_t page = c * (AFW_CHUNK / PAGE), end = page + (committed ? AFW_CHUNK / PAGE : 1); page < end; page++) {
+            uint32_t prot = committed ? m->prot[page] ^ RW : RW;
+            if (run.end && (run.end != page * PAGE || run.prot != prot)) {
+                int e = visit(m, &run, arg);
+                if (e)
+                    return e;
+                run.end = 0;
+            }
+            if (prot == RW)
+                continue;
+            if (!run.end)
+                run = (struct saved_protection){.start = page * PAGE, .prot = prot};
+            run.end = (page + 1) * PAGE;
+        }
+    }
+    return 0;
+}
+
+struct state_writer {
+    struct buffer *out;
+    uint32_t n;
+};
+
+static int save_protection(struct machine *m, const struct saved_protection *p, void *arg)
+{
+    struct state_writer *w = arg;
+    (void)m;
+    w->n++;
+    return append(w->out, p, sizeof *p);
+}
+
+/* PROT_NONE pages may hold something: readable for the while. */
+static int unlock(struct machine *m, const struct saved_protection *p, void *arg)
+{
+    (void)arg;
+    return p->prot || !mprotect(m->vm.mem + p->start, p->end - p->start, PROT_READ) ? 0 : -errno;
+}
+
+static int lock(struct machine *m, const struct saved_protection *p, void *arg)
+{
+    (void)arg;
+    return p->prot || !mprotect(m->vm.mem + p->start, p->end - p->start, PROT_NONE) ? 0 : -errno;
+}
+
+static int save_state(struct machine *m, struct buffer *out)
+{
+    struct vcpu_state s = {.sq_head = m->sq_head, .cq_tail = m->cq_tail};
+    struct kvm_sregs sregs;
+    struct kvm_xsave x;
+    int fd = m->vm.vcpu_fd, e = vm_flush(m);
+    if (e)
+        return e;
+    if (ioctl(fd, KVM_GET_REGS, &s.regs) || ioctl(fd, KVM_GET_SREGS, &sregs) || ioctl(fd, KVM_GET_XSAVE, &x))
+        return -errno;
+    s.fs_base = sregs.fs.base;
+    s.gs_base = sregs.gs.base;
+    memcpy(s.xsave, &x, sizeof s.xsave);
+    uint64_t xstate_bv;                          /* only what the baseline has: another host may know no more */
+    memcpy(&xstate_bv, s.xsave + 512, 8);
+    xstate_bv &= cell.cpu.xcr0;
+    memcpy(s.xsave + 512, &xstate_bv, 8);
+    memset(s.xsave + 520, 0, 56);
+    memset(s.xsave + cell.cpu.xsave_size, 0, sizeof s.xsave - cell.cpu.xsave_size);
+
+    struct state_writer w = {out, 0};
+    struct buffer names = {0};
+    if ((e = append(out, &s, sizeof s)) || (e = each_protection(m, save_protection, &w)))
+        return e;
+    const char *last = 0;
+    uint32_t at = 0;
+    for (uint32_t i = 0; i < m->maps && !e; i++) {
+        const struct mapping *x2 = &m->map[i];
+        if (x2->name != last) {                  /* neighbours share a name mostly */
+            at = (uint32_t)names.size;
+            e = append(&names, x2->name, strlen(x2->name) + 1);
+            last = x2->name;
+        }
+        struct saved_mapping sm = {x2->start, x2->end, x2->offset, at, 0};
+        if (!e)
+            e = append(out, &sm, sizeof sm);
+    }
+    s.n_protections = w.n;
+    s.n_mappings = m->maps;
+    s.names_size = names.size;
+    if (!e && names.size)
+        e = append(out, names.data, names.size);
+    free(names.data);
+    memcpy(out->data, &s, sizeof s);
+    return e;
+}
+
+/* ---- pages ---- */
+
+static bool zero_page(const uint8_t *p)
+{
+    const uint64_t *w = (const uint64_t *)p;
+    for (size_t i = 0; i < PAGE / 8; i += 4) {
+        if (w[i] | w[i + 1] | w[i + 2] | w[i + 3])
+            return false;
+    }
+    return true;
+}
+
+static int add_page(struct buffer *runs, uint64_t gpa)
+{
+    struct afw_snapshot_extent *last = (struct afw_snapshot_extent *)(runs->data + runs->size) - 1;
+    if (runs->size && last->gpa + last->size == gpa) {
+        last->size += PAGE;
+        return 0;
+    }
+    struct afw_snapshot_extent x = {.gpa = gpa, .size = PAGE};
+    return append(runs, &x, sizeof x);
+}
+
+static int find_pages(struct machine *m, struct buffer *runs)
+{
+    uint8_t *block = aligned_alloc(PAGE, BLOCK);
+    int e = block ? 0 : -ENOMEM;
+    for (uint64_t gpa = 0; gpa < AFW_SPACE_END && !e; gpa += BLOCK) {
+        if (!memory_committed(m, gpa, BLOCK)) {
+            gpa = (gpa / AFW_CHUNK + 1) * AFW_CHUNK - BLOCK;
+            continue;
+        }
+        bool whole = !guarded_copy(block, m->vm.mem + gpa, BLOCK);
+        for (uint64_t o = 0; o < BLOCK && !e; o += PAGE) {
+            /* A page behind the end of a file that shrank has no content: it faults in restored VMs no more, reads as zero. */
+            if (!whole && guarded_copy(block + o, m->vm.mem + gpa + o, PAGE))
+                continue;
+            if (!zero_page(block + o))
+                e = add_page(runs, gpa + o);
+        }
+    }
+    free(block);
+    return e;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* Fill the smallest gaps until the extents fit into the header. Gaps may lie in uncommitted space only if they are never filled:
+ * those are infinitely wide. */
+static int merge(struct machine *m, struct buffer *runs, struct afw_snapshot_extent *out, uint32_t *n_out)
+{
+    struct afw_snapshot_extent *x = (struct afw_snapshot_extent *)runs->data;
+    uint64_t n = runs->size / sizeof *x, limit = 0, filled = 0, allowed = n > AFW_SNAPSHOT_EXTENTS ? n - AFW_SNAPSHOT_EXTENTS : 0;
+    uint64_t *gap = malloc((n + 1) * sizeof *gap), *sorted = malloc((n + 1) * sizeof *gap);
+    if (!gap || !sorted || !n) {
+        free(gap);
+        free(sorted);
+        return -ENOMEM;
+    }
+    for (uint64_t i = 1; i < n; i++) {
+        uint64_t from = x[i - 1].gpa + x[i - 1].size;
+        gap[i] = sorted[i] = memory_committed(m, from, x[i].gpa - from) ? x[i].gpa - from : ~0ull;
+    }
+    qsort(sorted + 1, n - 1, sizeof *sorted, by_value);
+    if (allowed)
+        limit = sorted[allowed];
+    uint32_t k = 0;
+    out[0] = x[0];
+    int e = limit == ~0ull ? -E2BIG : 0;
+    for (uint64_t i = 1; i < n && !e; i++) {
+        /* Small gaps are filled in any case: a mapping more costs every restore more than a few zero pages do. */
+        if (gap[i] <= 4 * PAGE || (gap[i] <= limit && filled < allowed)) {
+            filled++;
+            out[k].size = x[i].gpa + x[i].size - out[k].gpa;
+        } else if (k + 1 < AFW_SNAPSHOT_EXTENTS) {
+            out[++k] = x[i];
+        } else {
+            e = -E2BIG;
+        }
+    }
+    *n_out = k + 1;
+    free(gap);
+    free(sorted);
+    return e;
+}
+
+static int write_pages(struct machine *m, int fd, const struct afw_snapshot_extent *x)
+{
+    for (uint64_t done = 0; done < x->size;) {
+        uint64_t piece = x->size - done < 1 << 20 ? x->size - done : 1 << 20;
+        ssize_t n = pwrite(fd, m->vm.mem + x->gpa + done, piece, (off_t)(x->offset + done));
+        if (n > 0)
+            done += (uint64_t)n;
+        else if (n < 0 && errno == EFAULT)
+            done = page_down(done) + PAGE;       /* a page without content: a hole in the file */
+        else
+            return n < 0 ? -errno : -EIO;
+    }
+    return 0;
+}
+
+static int save(struct machine *m, struct afw_snapshot_header *h, struct buffer *state, struct buffer *runs)
+{
+    int fd = cell.config.snapshot_out, e;
+    if ((e = save_state(m, state)) || (e = find_pages(m, runs)) || (e = merge(m, runs, h->extent, &h->n_extents)))
+        return e;
+    h->magic = AFW_SNAPSHOT_MAGIC;
+    h->format = AFW_SNAPSHOT_FORMAT;
+    h->abi = AFW_ABI;
+    memcpy(h->shim_sha, cell.shim_sha, sizeof h->shim_sha);
+    memcpy(h->key, cell.config.key, sizeof h->key);
+    memcpy(h->cpu_vendor, cell.cpu.vendor, sizeof h->cpu_vendor);
+    h->xcr0 = cell.cpu.xcr0;
+    h->memory_limit = m->vm.memory_limit;
+    h->mmap_base = m->vm.ctl->mmap_base;
+    memcpy(h->commit_chunks, m->vm.chunks, sizeof h->commit_chunks);
+    memcpy(h->needs, cell.cpu.needs, sizeof h->needs);
+    h->vcpu_offset = sizeof *h;
+    h->vcpu_size = (uint32_t)state->size;
+    h->sites = m->vm.shm->sites;
+    h->sites_refused = m->vm.shm->sites_refused;
+    sites_save(&m->vm, h);
+    uint64_t offset = page_up(sizeof *h + state->size);
+    for (uint32_t i = 0; i < h->n_extents; i++) {
+        h->extent[i].offset = offset;
+        offset += h->extent[i].size;
+    }
+    h->file_size = offset;
+    if (ftruncate(fd, 0) || ftruncate(fd, (off_t)offset))
+        return -errno;
+    for (uint32_t i = 0; i < h->n_extents && !e; i++)
+        e = write_pages(m, fd, &h->extent[i]);
+    h->crc = crc64(crc64(0, h, sizeof *h), state->data, state->size);
+    if (!e)
+        e = write_all(fd, state->data, state->size, h->vcpu_offset);
+    return e ? e : write_all(fd, h, sizeof *h, 0);   /* last: a file with a head is whole */
+}
+
+int64_t snapshot_save(struct machine *m)
+{
+    for (uint32_t i = 0; i < m->maps; i++) {
+        if (m->map[i].shared && m->map[i].writable)   /* it would silently become private */
+            return -EBUSY;
+    }
+    struct afw_snapshot_header *h = calloc(1, sizeof *h);
+    struct buffer state = {0}, runs = {0};
+    int e = h ? each_protection(m, unlock, 0) : -ENOMEM;
+    if (!e)
+        e = save(m, h, &state, &runs);
+    int relocked = each_protection(m, lock, 0);
+    int64_t size = h ? (int64_t)h->file_size : 0;
+    free(state.data);
+    free(runs.data);
+    free(h);
+    return e ? e : relocked ? relocked : size;
+}

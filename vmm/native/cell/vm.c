@@ -1,0 +1,297 @@
+/* A virtual machine: made, entered, ended. Touched by its runner's thread only. */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#include "machine.h"
+
+#define EXIT_MEMORY_FAULT 39                     /* KVM_EXIT_MEMORY_FAULT, Linux 6.8 */
+
+bool rip_in_shim(uint64_t rip)
+{
+    return (rip >= cell.shim.text_start && rip < cell.shim.text_end) || (rip >= AFW_SITES && rip < AFW_SITES_END) ||
+           (rip >= AFW_EXC_STUBS && rip < AFW_EXC_STACK_TOP);
+}
+
+static uint64_t thread_cpu(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
+int vm_open(struct machine *m)
+{
+    struct vm *vm = &m->vm;
+    int e;
+    vm->vm_fd = vm->vcpu_fd = -1;
+    vm->vm_fd = ioctl(cell.kvm_fd, KVM_CREATE_VM, 0);
+    if (vm->vm_fd < 0)
+        return -errno;
+    if ((e = memory_reserve(m)))
+        return e;
+    void *window = mmap(0, AFW_WINDOW_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, cell.windows_fd, (off_t)vm->id * AFW_WINDOW_STRIDE);
+    if (window == MAP_FAILED)
+        return -errno;
+    vm->window = window;
+    struct kvm_userspace_memory_region slot = {
+        .slot = SLOT_WINDOW, .guest_phys_addr = AFW_WINDOW, .memory_size = AFW_WINDOW_SIZE, .userspace_addr = (uintptr_t)window};
+    if (ioctl(vm->vm_fd, KVM_SET_USER_MEMORY_REGION, &slot))
+        return -errno;
+    vm->vcpu_fd = ioctl(vm->vm_fd, KVM_CREATE_VCPU, 0);
+    if (vm->vcpu_fd < 0)
+        return -errno;
+    void *run = mmap(0, cell.run_size, PROT_READ | PROT_WRITE, MAP_SHARED, vm->vcpu_fd, 0);
+    if (run == MAP_FAILED)
+        return -errno;
+    vm->run = run;
+    vm->run->kvm_valid_regs = KVM_SYNC_X86_REGS;
+    vm->vfs = vfs_new(vm);
+    vm->sites = sites_new(vm);
+    return vm->vfs && vm->sites ? 0 : -ENOMEM;
+}
+
+void vm_close(struct machine *m)
+{
+    struct vm *vm = &m->vm;
+    if (vm->sites)
+        sites_free(vm->sites);
+    if (vm->vfs)
+        vfs_free(vm->vfs);
+    vm->sites = 0;
+    vm->vfs = 0;
+    /* KVM first, then the memory: unmapping under a live VM would walk its MMU for every range. */
+    if (vm->run)
+        munmap(vm->run, cell.run_size);
+    if (vm->vcpu_fd >= 0)
+        close(vm->vcpu_fd);
+    if (vm->vm_fd >= 0)
+        close(vm->vm_fd);
+    if (vm->window)
+        munmap(vm->window, AFW_WINDOW_SIZE);
+    vm->run = 0;
+    vm->window = 0;
+    vm->vm_fd = vm->vcpu_fd = -1;
+    memory_release(m);
+    m->state = RUN_FREE;
+}
+
+/* The guest's own counters: shown, never trusted. */
+void vm_counters(struct machine *m)
+{
+    struct afw_vm_shm *s = m->vm.shm;
+    const volatile struct afw_ctl *ctl = m->vm.ctl;
+    s->n_local = ctl->n_local;
+    s->n_ring = ctl->n_ring;
+    s->n_backstop = ctl->n_backstop;
+    s->n_enosys = ctl->n_enosys;
+    s->n_switch = ctl->n_switch;
+    s->last_enosys = ctl->last_enosys;
+    s->cpu_ns = m->cpu_ns;
+}
+
+static void say(struct afw_vm_shm *s, const char *text, va_list args)
+{
+    vsnprintf(s->text, sizeof s->text, text, args);
+}
+
+static void send_last(struct machine *m, uint32_t type)
+{
+    m->owed = (struct afw_event){.type = type, .vm = m->vm.id};
+    m->exit_owed = runner_event(m->vm.runner, &m->owed) != 0;
+}
+
+void vm_end(struct machine *m, uint32_t kind, int code, int signal, const char *text, ...)
+{
+    struct afw_vm_shm *s = m->vm.shm;
+    va_list args;
+    va_start(args, text);
+    say(s, text, args);
+    va_end(args);
+    if (m->vm.ctl)
+        vm_counters(m);
+    s->exit_code = code;
+    s->exit_signal = signal;
+    s->exit_kind = kind;
+    __atomic_store_n(&s->state, AFW_VM_DEAD, __ATOMIC_RELEASE);
+    vm_close(m);                                 /* before the event: the worker may use the window again as soon as it sees it */
+    send_last(m, AFW_EV_EXIT);
+}
+
+void vm_fail(struct machine *m, const char *text, ...)
+{
+    struct afw_vm_shm *s = m->vm.shm;
+    va_list args;
+    va_start(args, text);
+    say(s, text, args);
+    va_end(args);
+    s->exit_kind = AFW_EXIT_INTERNAL;
+    __atomic_store_n(&s->state, AFW_VM_DEAD, __ATOMIC_RELEASE);
+    vm_close(m);
+    send_last(m, AFW_EV_ERROR);
+}
+
+/* KVM may hold the second half of an I/O exit back until the next entry; on svm RIP still stands on the `out` before that. */
+int vm_flush(struct machine *m)
+{
+    struct kvm_run *run = m->vm.run;
+    run->immediate_exit = 1;
+    int r = ioctl(m->vm.vcpu_fd, KVM_RUN, 0);
+    run->immediate_exit = 0;
+    m->io_pending = false;
+    return r == 0 || errno == EINTR ? 0 : -errno;
+}
+
+/* What lies between two entries: has the shim to be told something? Only while the guest stands outside the shim may the cell
+ * redirect it; inside, ctl.resched makes the shim look before it leaves. */
+static void before_entry(struct machine *m)
+{
+    if (!m->slice_over)
+        return;
+    m->slice_over = false;
+    volatile struct afw_ctl *ctl = m->vm.ctl;
+    if (ctl->alone == 1 && !ctl->wake && !ctl->sigpending)
+        return;
+    struct kvm_regs *r = &m->vm.run->s.regs.regs;
+    if (m->io_pending || rip_in_shim(r->rip))
+        ctl->resched = 1;
+    else
+        upcall(m, AFW_UP_RESCHED, 0, 0, 0, r);
+}
+
+enum after { AGAIN, LEAVE };
+
+static enum after serve_ring(struct machine *m, bool wait)
+{
+    struct vm *vm = &m->vm;
+    switch (ring_consume(m)) {
+    case RING_ENDED:
+        return LEAVE;
+    case RING_STALLED:
+        m->state = RUN_STALLED;                  /* the guest counts on an answer: it is not entered before there is one */
+        m->deadline = wait;                      /* remember the doorbell */
+        return LEAVE;
+    case RING_DONE:
+        break;
+    }
+    if (!wait)
+        return AGAIN;
+    vm_counters(m);
+    clock_refresh(m);
+    volatile struct afw_ctl *ctl = vm->ctl;
+    uint64_t deadline = ctl->deadline;
+    if (ring_has_answers(m) || ctl->sigpending || ctl->wake || deadline <= clock_mono())
+        return AGAIN;
+    m->deadline = deadline;
+    m->state = RUN_PARKED;
+    vm->shm->state = AFW_VM_PARKED;
+    return LEAVE;
+}
+
+static enum after serve_exit(struct machine *m)
+{
+    struct vm *vm = &m->vm;
+    struct kvm_run *run = vm->run;
+    struct afw_vm_shm *s = vm->shm;
+    switch (run->exit_reason) {
+    case KVM_EXIT_IO:
+        m->io_pending = true;
+        if (run->io.direction != KVM_EXIT_IO_OUT)
+            break;
+        if (run->io.port == AFW_PORT_KICK || run->io.port == AFW_PORT_WAIT) {
+            bool wait = run->io.port == AFW_PORT_WAIT;
+            *(wait ? &s->exits_wait : &s->exits_kick) += 1;
+            sites_backstop(vm);
+            return serve_ring(m, wait);
+        }
+        if (run->io.port == AFW_PORT_EXC) {
+            s->exits_fault++;
+            fault_exception(m);
+            return m->state == RUN_READY ? AGAIN : LEAVE;
+        }
+        if (run->io.port == AFW_PORT_PANIC) {
+            volatile struct afw_ctl *ctl = vm->ctl;
+            vm_end(m, AFW_EXIT_INTERNAL, 0, 0, "shim panic %u at line %u", ctl->panic_code, ctl->panic_line);
+            return LEAVE;
+        }
+        /* Another port: IOPL 3 lets a program try. Linux would have sent it SIGSEGV. */
+        fault_access(m, false, 0);
+        return m->state == RUN_READY ? AGAIN : LEAVE;
+    case KVM_EXIT_MMIO:                          /* an address without memory */
+        s->exits_fault++;
+        fault_access(m, true, run->mmio.phys_addr);
+        return m->state == RUN_READY ? AGAIN : LEAVE;
+    default:
+        break;
+    }
+    fault_other(m);
+    return m->state == RUN_READY ? AGAIN : LEAVE;
+}
+
+/* After a full event queue: go on where the ring stopped. */
+static bool unstall(struct machine *m)
+{
+    bool wait = m->deadline;
+    m->state = RUN_READY;
+    return serve_ring(m, wait) == AGAIN;
+}
+
+void vm_run(struct machine *m)
+{
+    struct vm *vm = &m->vm;
+    struct kvm_run *run = vm->run;
+    struct afw_vm_shm *s = vm->shm;
+    m->cpu_mark = thread_cpu();
+    if (m->state == RUN_STALLED && !unstall(m))
+        return;
+    s->state = AFW_VM_RUNNING;
+    for (;;) {
+        before_entry(m);
+        run->immediate_exit = 0;
+        runner_entered = run;
+        atomic_signal_fence(memory_order_seq_cst);
+        int r = -1, e = EINTR;
+        if (!runner_tick) {                      /* a tick from here on finds runner_entered and makes KVM_RUN return at once */
+            if (m->command_ns) {
+                s->restore_ns = clock_mono() - m->command_ns;
+                m->command_ns = 0;
+            }
+            r = ioctl(vm->vcpu_fd, KVM_RUN, 0);
+            e = errno;
+            m->io_pending = false;
+            s->exits++;
+        }
+        runner_entered = 0;
+        uint64_t now = thread_cpu();
+        m->cpu_ns += now - m->cpu_mark;
+        m->cpu_mark = now;
+        if (r < 0) {
+            if (e == EINTR) {
+                s->exits_signal++;
+                sites_backstop(vm);
+                vm_counters(m);
+                m->slice_over = true;
+                return;
+            }
+            if (e == EFAULT) {
+                s->exits_fault++;
+                fault_access(m, run->exit_reason == EXIT_MEMORY_FAULT, ((uint64_t *)&run->hw)[1]);
+                if (m->state != RUN_READY)
+                    return;
+                continue;
+            }
+            if (e == EAGAIN)
+                continue;
+            vm_end(m, e == ENOMEM ? AFW_EXIT_MEMORY : AFW_EXIT_INTERNAL, 0, 0, "KVM_RUN: %s", strerror(e));
+            return;
+        }
+        if (serve_exit(m) == LEAVE)
+            return;
+        if (runner_wanted(vm->runner))
+            return;
+    }
+}
