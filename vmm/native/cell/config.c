@@ -45,12 +45,15 @@ static int list_add(char ***list, uint32_t *n, const uint8_t *p, uint32_t size)
 static int record(uint32_t type, const uint8_t *p, uint32_t size)
 {
     struct config *c = &cell.config;
+    int e = vfs_configure(type, p, size);        /* it looks at all: /proc shows program, arguments and memory */
+    if (e)
+        return e;
     switch (type) {
     case AFW_REC_MOUNT:
     case AFW_REC_FILE:
     case AFW_REC_SYMLINK:
     case AFW_REC_TMP:
-        return vfs_configure(type, p, size);
+        return 0;
     case AFW_REC_PROGRAM:
         c->program = text(p, size);
         return c->program ? 0 : -EINVAL;

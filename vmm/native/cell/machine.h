@@ -104,6 +104,8 @@ struct machine {
     bool slice_over;                             /* look whether an upcall is due before the next entry */
     bool exit_owed;                              /* ended, but the event queue was full */
     bool io_pending;                             /* last exit was KVM_EXIT_IO and KVM has not completed it yet */
+    bool sites_wait, sites_given_up;             /* stalled in READY until the worker has answered, but not for ever */
+    uint64_t deadline_sites;
     uint64_t deadline;                           /* of a parked VM */
     uint32_t sq_head, cq_tail;                   /* our copies; the guest's are never read back */
     uint32_t next_slot;

@@ -8,6 +8,8 @@
 #include <sys/mman.h>
 #include "machine.h"
 
+#define SITES_PATIENCE 10000000000ull            /* ns that a template waits for the worker's list of sites */
+
 /* Room for one more answer; -1: the guest's index is corrupt or it let the ring overflow. */
 static int answer_room(struct machine *m)
 {
@@ -50,6 +52,11 @@ static int64_t ready(struct machine *m, const struct afw_sqe *e)
 {
     if (m->restored)
         return 0;
+    if (!m->sites_given_up && sites_busy(&m->vm)) {   /* its sites belong into the snapshot */
+        m->sites_wait = true;
+        m->deadline_sites = clock_mono() + SITES_PATIENCE;
+        return -EAGAIN;
+    }
     struct afw_event ev = {.type = AFW_EV_READY, .vm = m->vm.id};
     int64_t res;
     uint32_t at = m->cq_tail;

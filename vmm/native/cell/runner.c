@@ -153,8 +153,17 @@ static void obey(struct runner *r, const struct afw_command *c)
         return;
     }
     struct machine *m = r->machine[c->vm];
-    if (!m || m->state == RUN_FREE)
-        return;                                  /* crossed with its end */
+    bool gone = !m || m->state == RUN_FREE;      /* the command crossed with its end */
+    if (c->type == AFW_CMD_SITES) {
+        sites_answer(gone ? 0 : &m->vm, c->c, c->a);
+        for (uint32_t i = r->index; i < cell.vms; i += cell.runners) {
+            if (r->machine[i])
+                r->machine[i]->sites_wait = false;   /* look again */
+        }
+        return;
+    }
+    if (gone)
+        return;
     struct afw_ctl *ctl = m->vm.ctl;
     switch (c->type) {
     case AFW_CMD_SIGNAL:
@@ -165,9 +174,6 @@ static void obey(struct runner *r, const struct afw_command *c)
     case AFW_CMD_WAKE:
         ctl->wake = 1;
         break;
-    case AFW_CMD_SITES:
-        sites_answer(&m->vm, c->c, c->a);
-        return;
     case AFW_CMD_KILL:
         vm_end(m, AFW_EXIT_KILLED, 0, 0, "killed");
         return;
@@ -201,14 +207,19 @@ static uint64_t look_around(struct runner *r)
             continue;
         if (m->exit_owed && !runner_event(r, &m->owed))
             m->exit_owed = false;
-        if (m->state != RUN_PARKED || m->deadline == ~0ull)
+        uint64_t deadline = m->state == RUN_PARKED ? m->deadline : m->state == RUN_STALLED && m->sites_wait ? m->deadline_sites : ~0ull;
+        if (deadline == ~0ull)
             continue;
         if (!now)
             now = clock_mono();
-        if (m->deadline <= now)
+        if (deadline > now) {
+            nearest = deadline < nearest ? deadline : nearest;
+        } else if (m->state == RUN_PARKED) {
             m->state = RUN_READY;
-        else if (m->deadline < nearest)
-            nearest = m->deadline;
+        } else {
+            m->sites_wait = false;
+            m->sites_given_up = true;
+        }
     }
     return nearest;
 }
@@ -272,7 +283,7 @@ static void *runner_main(void *arg)
         for (uint32_t k = 0; k < cell.vms && !next; k++) {
             turn = (turn + 1) % cell.vms;
             struct machine *m = r->machine[turn];
-            if (m && m->state == RUN_STALLED) {
+            if (m && m->state == RUN_STALLED && !m->sites_wait) {
                 uint32_t used = r->event_tail - __atomic_load_n(&r->q->event_head.value, __ATOMIC_ACQUIRE);
                 stalled |= used >= AFW_QUEUE;
                 if (used < AFW_QUEUE)
