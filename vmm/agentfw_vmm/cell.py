@@ -464,8 +464,8 @@ class Cell:
             found = await sites.find(code, kind, offset, record.sites)
             if self._gone.done() or self._closing:
                 return
-            view(area, len(found))[:] = found
-            self._command(runner, lib.AFW_CMD_SITES, vm, len(found) // sites.SITE.size, request)
+            view(area, len(found.packed))[:] = found.packed
+            self._command(runner, lib.AFW_CMD_SITES, vm, found.count | found.refused << 32, request)
 
         task = self._loop.create_task(answer())
         self._tasks.add(task)

@@ -40,7 +40,7 @@ _BEFORE = 288  # bytes decoded before a candidate
 _AFTER = 144  # and behind it: a short jump back from there reaches into the window
 _STARTS = 6  # places where decoding begins
 _PLAUSIBLE_BEFORE, _PLAUSIBLE_AFTER = 20, 6  # instructions that must look like code
-_INDIRECT_REACH = 4096
+_TABLE_REACH = 4096
 
 #: Decoded candidates a VM may cause in its life: guests can make up code, and decoding it is our time.
 _BUDGET = 20_000
@@ -48,7 +48,7 @@ _PAUSE_SECONDS = 0.0003
 
 _VERSION = 1
 _CACHE_MAGIC = b"AFWSITES"
-_CACHE_HEAD = struct.Struct("<8sII32s")  # magic, version, number of sites, SHA-256 of the sites
+_CACHE_HEAD = struct.Struct("<8sIII32s")  # magic, version, sites, refused, SHA-256 of the sites
 _MEMORY_ENTRIES = 64
 
 
@@ -59,8 +59,20 @@ class Budget:
     left: int = _BUDGET
 
 
-async def find(code: bytes, kind: int, offset: int, budget: Budget) -> bytes:
-    """The sites in `code` as an array of struct afw_site, ordered, windows not overlapping. Never raises.
+@dataclass(frozen=True)
+class Found:
+    """An array of struct afw_site, ordered, windows not overlapping; and the number of true sites that have no safe window."""
+
+    packed: bytes
+    refused: int
+
+    @property
+    def count(self) -> int:
+        return len(self.packed) // SITE.size
+
+
+async def find(code: bytes, kind: int, offset: int, budget: Budget) -> Found:
+    """The sites in `code`. Never raises.
 
     kind AFW_SITES_LAZY: only the site that ends at `offset`. Decoding runs in a thread.
     """
@@ -68,10 +80,10 @@ async def find(code: bytes, kind: int, offset: int, budget: Budget) -> bytes:
         return await asyncio.get_running_loop().run_in_executor(None, _find, code, kind, offset, budget)
     except Exception:
         logger.exception("site search failed; the backstop serves")
-        return b""
+        return Found(b"", 0)
 
 
-def _find(code: bytes, kind: int, offset: int, budget: Budget) -> bytes:
+def _find(code: bytes, kind: int, offset: int, budget: Budget) -> Found:
     if kind == lib.AFW_SITES_LAZY:
         candidates = [
             (offset - len(pattern), what) for pattern, what in _PATTERNS if offset >= 2 and code[:offset].endswith(pattern)
@@ -105,28 +117,33 @@ def find_candidates(code: bytes, limit: int) -> list[tuple[int, int]]:
     return found[:limit]
 
 
-def search(code: bytes, candidates: list[tuple[int, int]], budget: Budget | None = None) -> bytes:
+def search(code: bytes, candidates: list[tuple[int, int]], budget: Budget | None = None) -> Found:
     """Decodes around each candidate. Blocks for about 0.3 ms of CPU time each."""
     if not candidates:
-        return b""
+        return Found(b"", 0)
     bitmap = bytearray(len(code) // 8 + 1)
     lib.afw_sites_far_targets(_lib.pointer(code), len(code), _lib.pointer(bitmap))
     out = bytearray()
-    end_of_last = 0
+    refused = end_of_last = 0
     for at, kind in candidates:
         if budget is not None:
             if budget.left <= 0:
                 break
             budget.left -= 1
             time.sleep(_PAUSE_SECONDS)  # PERF: else each call of the event loop that drops the GIL waits 5 ms to get it back
-        window = _window(code, at, kind, bitmap, end_of_last)
-        if window is not None:
-            start, site_length = window
-            end_of_last = at + site_length
-            out += SITE.pack(start, end_of_last - start, kind, site_length, 0)
-            if len(out) + SITE.size > SITE_AREA:
-                break
-    return bytes(out)
+        stream = _decode(code, at, kind)
+        if stream is None:
+            continue  # most likely no instruction at all
+        start = _window(code, stream, bitmap, end_of_last)
+        if start is None:
+            refused += 1
+            continue
+        site_length = stream.instructions[stream.site].len
+        end_of_last = at + site_length
+        out += SITE.pack(start, end_of_last - start, kind, site_length, 0)
+        if len(out) + SITE.size > SITE_AREA:
+            break
+    return Found(bytes(out), refused)
 
 
 class _Stream:
@@ -138,15 +155,11 @@ class _Stream:
         self.near_targets = near_targets
 
 
-def _window(code: bytes, at: int, kind: int, far: bytearray, floor: int) -> tuple[int, int] | None:
-    """(offset of the window, length of the site's instruction), or None if there is no safe window."""
-    stream = _decode(code, at)
-    if stream is None:
-        return None
+def _window(code: bytes, stream: _Stream, far: bytearray, floor: int) -> int | None:
+    """Offset of the window's first byte, or None if there is no safe window. No window begins before `floor`."""
     site = stream.instructions[stream.site]
-    if _SITE_CODES.get(site.code) != kind or not _plausible(stream):
-        return None
-    start, index = at, stream.site
+    at = start = site.ip
+    index = stream.site
     while at - start < _JUMP:
         index -= 1
         if index < 0:
@@ -161,16 +174,17 @@ def _window(code: bytes, at: int, kind: int, far: bytearray, floor: int) -> tupl
     # A far target may be a false one, so that bytes which start no instruction count for nothing; a near one is real.
     if any(ip in stream.near_targets or far[ip >> 3] >> (ip & 7) & 1 for ip in inside):
         return None
-    if inside and _indirect_jump_near(code, at):
+    if inside and _table_jump_near(code, at):
         return None  # the label of a switch may lie inside: its table is in another section
-    return start, site.len
+    return start
 
 
 _SITE_CODES = {ix.Code.SYSCALL: SYSCALL, ix.Code.CPUID: CPUID, ix.Code.XGETBV: XGETBV}
 _ENDBR = {ix.Code.ENDBR64, ix.Code.ENDBR32}
 
 
-def _decode(code: bytes, at: int) -> _Stream | None:
+def _decode(code: bytes, at: int, kind: int) -> _Stream | None:
+    """The instructions around a candidate; None if it is no site: inside an instruction, in a table, or in doubt."""
     low = max(0, at - _BEFORE)
     high = min(len(code), at + _AFTER)
     piece = code[low:high]
@@ -192,7 +206,8 @@ def _decode(code: bytes, at: int) -> _Stream | None:
     stream = best[first:]
     targets = {i.near_branch_target for i in best if i.op_count and i.op0_kind == ix.OpKind.NEAR_BRANCH64}
     site = next(n for n, i in enumerate(stream) if i.ip == at)
-    return _Stream(stream, site, targets)
+    found = _Stream(stream, site, targets)
+    return found if _SITE_CODES.get(stream[site].code) == kind and _plausible(found) else None
 
 
 def _movable(instruction: ix.Instruction) -> bool:
@@ -226,28 +241,42 @@ def _mnemonics(names: str) -> frozenset[int]:
 #: What compilers never emit near a system call, and random bytes often decode to.
 _ODD = _mnemonics(
     "IN OUT INSB INSD OUTSB OUTSD INT INT1 IRET IRETD IRETQ RETF CLI STI CMC XLATB ENTER LOOP LOOPE LOOPNE JRCXZ JECXZ LAHF SAHF "
-    "FADD FMUL FCOM FCOMP FSUB FSUBR FDIV FDIVR FLD FST FSTP FLDENV FIADD FIMUL FICOM FICOMP FISUB FISUBR FIDIV FIDIVR FILD "
-    "FISTTP FIST FISTP FBLD FBSTP FRSTOR FNSAVE FNSTENV FXCH RCL RCR"
+    "FADD FMUL FCOM FCOMP FSUB FSUBR FDIV FDIVR FLD FST FSTP FIADD FIMUL FICOM FICOMP FISUB FISUBR FIDIV FIDIVR FILD "
+    "FISTTP FIST FISTP FBLD FBSTP FRSTOR FNSAVE FXCH RCL RCR"
 )
 
 
-def _indirect_jump_near(code: bytes, at: int) -> bool:
-    """Some `jmp reg` or `jmp [table]` within a function's reach, by its bytes: finds all of them and a few that are none."""
-    piece = code[max(0, at - _INDIRECT_REACH) : at + _INDIRECT_REACH]
-    position = piece.find(b"\xff")
-    while 0 <= position < len(piece) - 1:
-        modrm = piece[position + 1]
-        if modrm & 0x38 == 0x20 and modrm != 0x25:  # jmp r/m, not through the GOT
-            mode = modrm >> 6
-            if mode == 3 or modrm & 7 == 4 or mode == 0:
+def _table_jump_near(code: bytes, at: int) -> bool:
+    """Does a jump through a table, whose labels are in another section, stand within a function's reach?
+
+    Tail calls through a pointer are as common and no danger: a table's jump has an index, or gets its address from a table or
+    from a `lea` right before.
+    """
+    low = max(0, at - _TABLE_REACH)
+    if b"\xff" not in code[low : at + _TABLE_REACH]:
+        return False
+    recent: list[ix.Instruction] = []
+    for instruction in ix.Decoder(64, code[low : at + _TABLE_REACH], ip=low):
+        if instruction.flow_control == ix.FlowControl.INDIRECT_BRANCH:
+            if instruction.op0_kind == ix.OpKind.MEMORY:
+                if instruction.memory_index != ix.Register.NONE:
+                    return True
+            elif any(_finds_label(i) for i in recent):
                 return True
-        position = piece.find(b"\xff", position + 1)
+        recent.append(instruction)
+        del recent[:-10]
     return False
+
+
+def _finds_label(i: ix.Instruction) -> bool:
+    if i.mnemonic == ix.Mnemonic.MOVSXD or (i.mnemonic == ix.Mnemonic.LEA and i.is_ip_rel_memory_operand):
+        return True
+    return i.mnemonic in (ix.Mnemonic.MOV, ix.Mnemonic.ADD) and i.memory_index_scale >= 4 and i.memory_index != ix.Register.NONE
 
 
 # -- cache
 
-_memory: OrderedDict[bytes, bytes] = OrderedDict()
+_memory: OrderedDict[bytes, Found] = OrderedDict()
 
 
 def _directory() -> Path:
@@ -256,14 +285,14 @@ def _directory() -> Path:
     return root / "agentfw" / "sites"
 
 
-def _remember(digest: bytes, found: bytes) -> None:
+def _remember(digest: bytes, found: Found) -> None:
     _memory[digest] = found
     _memory.move_to_end(digest)
     while len(_memory) > _MEMORY_ENTRIES:
         _memory.popitem(last=False)
 
 
-def _cached(digest: bytes, code: bytes) -> bytes | None:
+def _cached(digest: bytes, code: bytes) -> Found | None:
     found = _memory.get(digest)
     if found is not None:
         return found
@@ -273,11 +302,11 @@ def _cached(digest: bytes, code: bytes) -> bytes | None:
         return None
     if len(raw) < _CACHE_HEAD.size:
         return None
-    magic, version, count, check = _CACHE_HEAD.unpack_from(raw)
+    magic, version, count, refused, check = _CACHE_HEAD.unpack_from(raw)
     body = raw[_CACHE_HEAD.size :]
     if magic != _CACHE_MAGIC or version != _VERSION or len(body) != count * SITE.size or hashlib.sha256(body).digest() != check:
         return None
-    return body if _sound(body, code) else None
+    return Found(body, refused) if _sound(body, code) else None
 
 
 def _sound(found: bytes, code: bytes) -> bool:
@@ -295,14 +324,14 @@ def _sound(found: bytes, code: bytes) -> bool:
     return True
 
 
-def _store(digest: bytes, found: bytes) -> None:
+def _store(digest: bytes, found: Found) -> None:
     directory = _directory()
-    head = _CACHE_HEAD.pack(_CACHE_MAGIC, _VERSION, len(found) // SITE.size, hashlib.sha256(found).digest())
+    head = _CACHE_HEAD.pack(_CACHE_MAGIC, _VERSION, found.count, found.refused, hashlib.sha256(found.packed).digest())
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=directory, prefix=".new-", delete=False) as file:
             try:
-                file.write(head + found)
+                file.write(head + found.packed)
                 file.flush()
                 Path(file.name).replace(directory / digest.hex())
             except BaseException:
