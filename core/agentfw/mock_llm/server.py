@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import threading
 from collections import Counter, deque
 from http import HTTPStatus
-from types import TracebackType
 from typing import Any, Self
 
 import httptools
@@ -17,6 +15,7 @@ from . import anthropic, openai
 from .authority import CertificateAuthority
 from .options import MockOptions
 from .reply import Call, Reply, json_reply
+from .thread import ServerThread
 
 NAMES = ("api.openai.com", "api.anthropic.com", "localhost", "127.0.0.1")
 CONTROL = "/_mock/stats"
@@ -388,64 +387,19 @@ def _whole(reply: Reply) -> bytes:
     return b"".join([_chunk(event) for event, _ in reply.events]) + b"0\r\n\r\n"
 
 
-class MockLLMThread:
-    """The same server in a thread with a loop of its own, for callers that have none: `with MockLLMThread() as server`."""
+class MockLLMThread(ServerThread[MockLLM]):
+    """The same server for callers without a loop: `with MockLLMThread(options) as server`."""
 
     def __init__(self, options: MockOptions = DEFAULTS, *, authority: CertificateAuthority | None = None) -> None:
-        self._server = MockLLM(options, authority=authority)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: asyncio.Event | None = None
-        self._started = threading.Event()
-        self._failure: BaseException | None = None
-        self._port = 0
-        self._thread = threading.Thread(target=self._run, name="mock-llm", daemon=True)
-
-    @property
-    def port(self) -> int:
-        return self._port
+        super().__init__(MockLLM(options, authority=authority))
 
     @property
     def ca_pem(self) -> str:
-        return self._server.ca_pem
+        return self.server.ca_pem
 
     def stats(self) -> dict[str, Any]:
         """As `MockLLM.stats()`."""
-        if self._loop is None or self._loop.is_closed():
-            return self._server.stats()
-
-        async def ask() -> dict[str, Any]:
-            return self._server.stats()
-
-        return asyncio.run_coroutine_threadsafe(ask(), self._loop).result(10)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        self._started.wait()
-        if self._failure:
-            raise self._failure
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        if self._loop and self._stop:
-            self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(10)
-
-    def _run(self) -> None:
-        asyncio.run(self._serve())
-
-    async def _serve(self) -> None:
-        try:
-            await self._server.start()
-        except BaseException as trouble:
-            self._failure = trouble
-            self._started.set()
-            return
-        self._loop = asyncio.get_running_loop()
-        self._stop = asyncio.Event()
-        self._port = self._server.port
-        self._started.set()
-        await self._stop.wait()
-        await self._server.close()
+        return self.call(self.server.stats)
 
 
 def stats_text(stats: dict[str, Any]) -> str:

@@ -1,0 +1,6 @@
+"""Plugin `dns`: one cache for all agents, in front of the upstream resolvers that the operator names."""
+
+from .cache import Cache, Entry
+from .plugin import DnsConfig, Plugin
+
+__all__ = ["Cache", "DnsConfig", "Entry", "Plugin"]
