@@ -208,8 +208,8 @@ def structs() -> dict[str, tuple[int, dict[str, tuple[int, int]]]]:
     found = {}
     _, tags, _ = _ffi.list_types()
     for tag in tags:
-        kind = _ffi.typeof(f"struct {tag}")
-        if kind.fields:
+        if tag != "afw_worker":  # opaque, and cffi aborts when asked for the fields of such a one
+            kind = _ffi.typeof(f"struct {tag}")
             found[tag] = (_ffi.sizeof(kind), {name: (field.offset, _ffi.sizeof(field.type)) for name, field in kind.fields})
     return found
 

@@ -139,7 +139,7 @@ static int load_segment(struct vm *vm, int fd, const Elf64_Phdr *h, uint64_t bas
         if (!shares_page && (e = memory_protect(vm, page, end - page, prot)))
             return e;                            /* a shared page stays writable: rather that than break a program */
         if (prot & PROT_EXEC)
-            sites_code(vm, AFW_SITES_MEMORY, page, end - page);
+            sites_code(vm, AFW_SITES_FILE, page, end - page);   /* a file's bytes: cached by content, of any size */
     }
     *done_to = end;
     return 0;

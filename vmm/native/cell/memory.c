@@ -195,7 +195,7 @@ int memory_map_file(struct vm *vm, int host_fd, uint64_t gva, uint64_t len, int 
     memory_record_protection(m, gva, len, host_prot(prot));
     sites_unmapped(vm, gva, len);
     e = mapping_add(m, gva, len, offset, intern(guest_name), shared, prot & PROT_WRITE);
-    if (!e && prot & PROT_EXEC)
+    if (!e && prot & PROT_EXEC && !shared)       /* patching a shared mapping would write into the file */
         sites_code(vm, AFW_SITES_FILE, gva, len);
     return e;
 }

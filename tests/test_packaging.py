@@ -1,0 +1,83 @@
+"""The build frame: what is listed, what is built, what a wheel holds."""
+
+import os
+import subprocess
+import sys
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def project() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_every_plugin_folder_is_named_in_all_three_places() -> None:
+    config = project()
+    folders = sorted(path.name for path in (ROOT / "plugins").iterdir() if any(path.glob("agentfw_*/__init__.py")))
+    assert folders
+    dev = config["tool"]["hatch"]["build"]["dev-mode-dirs"]
+    packages = config["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    points = config["project"]["entry-points"]["agentfw.plugins"].values()
+    for folder in folders:
+        package = f"agentfw_{folder}"
+        assert f"plugins/{folder}" in dev
+        assert f"plugins/{folder}/{package}" in packages
+        assert any(value.split(":")[0] == package for value in points), folder
+        assert package in config["tool"]["mypy"]["packages"]
+
+
+def test_nothing_is_listed_that_is_not_there() -> None:
+    hatch = project()["tool"]["hatch"]["build"]
+    for path in [*hatch["dev-mode-dirs"], *hatch["targets"]["wheel"]["packages"]]:
+        assert (ROOT / path).is_dir(), path
+
+
+def test_native_files_stay_readable() -> None:
+    """One concern a file, at most 600 lines."""
+    for file in [*ROOT.glob("vmm/native/**/*.[ch]"), *ROOT.glob("shim/*.[chS]")]:
+        assert len(file.read_text().splitlines()) <= 600, file
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the sdist, so that a file missing there is noticed; without the network, so without isolation."""
+    out = tmp_path_factory.mktemp("dist")
+    environment = {name: value for name, value in os.environ.items() if name != "AGENTFW_SANITIZE"}
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(out)]
+    subprocess.run(command, cwd=ROOT, check=True, env=environment, capture_output=True)
+    (sdist,) = out.glob("*.tar.gz")
+    source = out / "source"
+    source.mkdir()
+    subprocess.run(["tar", "xzf", str(sdist), "-C", str(source), "--strip-components=1"], check=True)
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)]
+    subprocess.run(command, cwd=source, check=True, env=environment, capture_output=True)
+    (built,) = out.glob("*.whl")
+    return built
+
+
+@pytest.mark.slow
+def test_wheel_holds_the_native_parts_and_is_abi3(wheel: Path) -> None:
+    assert "-cp311-abi3-linux_x86_64" in wheel.name
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"agentfw_vmm/agentfw-cell", "agentfw_vmm/_vmm.abi3.so", "agentfw_vmm/py.typed", "agentfw/py.typed"} <= set(names)
+    assert not [name for name in names if name.endswith((".c", ".h", ".S")) and not name.startswith("agentfw/")]
+
+
+@pytest.mark.slow
+def test_cell_is_executable_after_pip_install(wheel: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv/bin/python"
+    command = [str(python), "-m", "pip", "install", "-q", "--no-deps", "--no-index", str(wheel)]
+    subprocess.run(command, check=True, capture_output=True)
+    where = "import importlib.util; print(importlib.util.find_spec('agentfw_vmm').submodule_search_locations[0])"
+    package = subprocess.run([str(python), "-c", where], check=True, capture_output=True, text=True, cwd="/").stdout.strip()
+    cell = Path(package) / "agentfw-cell"
+    assert os.access(cell, os.X_OK)
+    done = subprocess.run([str(cell)], capture_output=True, text=True, timeout=20, check=False)  # no descriptor: says so, ends
+    assert done.returncode not in (0, -11)
