@@ -1,0 +1,243 @@
+/* Ring operations on handles, and the dispatch of all file operations. Every SQE is hostile. See vfs.h. */
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <sys/vfs.h>
+#include <linux/falloc.h>
+#include <unistd.h>
+#include "vfs.h"
+
+#define PROC_MAGIC 0x9fa0
+#define FALLOC_KNOWN (FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE)
+
+/* A handle of a file open for `access`, or its error */
+static int file_handle(struct vfs *vfs, uint64_t number, uint8_t access, struct handle **out)
+{
+    struct handle *h = handle_get(vfs, number);
+    if (!h || (h->access & HANDLE_PATH) || (access && !(h->access & access)))
+        return -EBADF;
+    if (S_ISDIR(h->mode))
+        return -EISDIR;
+    *out = h;
+    return 0;
+}
+
+static int64_t op_pread(struct vfs *vfs, const uint64_t a[6])
+{
+    struct handle *h;
+    uint64_t len = a[2] < VFS_IO_MAX ? a[2] : VFS_IO_MAX, offset = a[3];
+    int r = file_handle(vfs, a[0], HANDLE_READ, &h), own = offset == UINT64_MAX;
+    if (r < 0)
+        return r;
+    if (!own && (int64_t)offset < 0)
+        return -EINVAL;
+    if (!len)
+        return 0;
+    if (h->kind == BACK_HOST) {
+        struct iovec iov = {guest_range(vfs->vm, a[1], len), len};
+        if (!iov.iov_base)
+            return -EFAULT;
+        ssize_t n = preadv2(h->fd, &iov, 1, own ? -1 : (off_t)offset, 0);
+        return n < 0 ? -errno : n;
+    }
+    if (own)
+        offset = h->pos;
+    int64_t n;
+    if (h->kind == BACK_TMP)
+        n = tmpfs_read(vfs, h->tmp, a[1], len, offset);
+    else {
+        uint64_t left = offset < h->size ? h->size - offset : 0;
+        n = (int64_t)(len < left ? len : left);
+        if (n && guest_write(vfs->vm, a[1], h->data + offset, (uint64_t)n) < 0)
+            return -EFAULT;
+    }
+    if (own && n > 0)
+        h->pos += (uint64_t)n;
+    return n;
+}
+
+static int64_t op_pwrite(struct vfs *vfs, const uint64_t a[6])
+{
+    struct handle *h;
+    uint64_t len = a[2] < VFS_IO_MAX ? a[2] : VFS_IO_MAX, offset = a[3];
+    int r = file_handle(vfs, a[0], HANDLE_WRITE, &h), append = offset == UINT64_MAX;
+    if (r < 0)
+        return r;
+    if (!append && (int64_t)offset < 0)
+        return -EINVAL;
+    if (!len)
+        return 0;
+    if (h->kind == BACK_TMP) {
+        struct stat st;
+        tmpfs_stat(h->tmp, &st);
+        return tmpfs_write(vfs, h->tmp, a[1], len, append ? (uint64_t)st.st_size : offset);
+    }
+    if (h->kind != BACK_HOST)
+        return -EBADF;
+    struct iovec iov = {guest_range(vfs->vm, a[1], len), len};
+    if (!iov.iov_base)
+        return -EFAULT;
+    ssize_t n = pwritev2(h->fd, &iov, 1, append ? 0 : (off_t)offset, append ? RWF_APPEND : 0);
+    return n < 0 ? -errno : n;
+}
+
+static int64_t op_fstat(struct vfs *vfs, const uint64_t a[6])
+{
+    struct stat st;
+    struct handle *h = handle_get(vfs, a[0]);
+    int r = h ? handle_stat(vfs, h, &st) : -EBADF;
+    return r < 0 ? r : guest_write(vfs->vm, a[1], &st, sizeof st);
+}
+
+static int64_t op_truncate(struct vfs *vfs, const uint64_t a[6])
+{
+    struct handle *h;
+    if (file_handle(vfs, a[0], 0, &h) < 0)
+        return handle_get(vfs, a[0]) && !(handle_get(vfs, a[0])->access & HANDLE_PATH) ? -EINVAL : -EBADF;
+    if (!(h->access & HANDLE_WRITE) || (int64_t)a[1] < 0)
+        return -EINVAL;
+    if (h->kind == BACK_TMP)
+        return tmpfs_truncate(vfs->tmpfs, h->tmp, a[1]);
+    if (h->kind != BACK_HOST)
+        return -EINVAL;
+    return ftruncate(h->fd, (off_t)a[1]) < 0 ? -errno : 0;
+}
+
+static int64_t op_fsync(struct vfs *vfs, const uint64_t a[6])
+{
+    struct handle *h = handle_get(vfs, a[0]);
+    if (!h || (h->access & HANDLE_PATH))
+        return -EBADF;
+    if (h->kind != BACK_HOST || !(h->back->flags & AFW_MOUNT_WRITABLE))
+        return 0;
+    return fsync(h->fd) < 0 ? -errno : 0;
+}
+
+static int64_t op_statfs(struct vfs *vfs, const uint64_t a[6])
+{
+    struct handle *h = handle_get(vfs, a[0]);
+    struct statfs fs;
+    if (!h)
+        return -EBADF;
+    memset(&fs, 0, sizeof fs);
+    if (h->kind == BACK_HOST) {
+        if (fstatfs(h->fd, &fs) < 0)
+            return -errno;
+        if (!(h->back->flags & AFW_MOUNT_WRITABLE))
+            fs.f_flags |= 1;         /* ST_RDONLY */
+    } else if (h->kind == BACK_TMP) {
+        tmpfs_statfs(vfs->tmpfs, &fs);
+    } else {
+        fs.f_type = PROC_MAGIC;
+        fs.f_bsize = fs.f_frsize = 4096;
+        fs.f_namelen = NAME_MAX;
+        fs.f_flags = 1;
+    }
+    return guest_write(vfs->vm, a[1], &fs, sizeof fs);
+}
+
+static int64_t op_flock(struct vfs *vfs, const uint64_t a[6])
+{
+    struct handle *h = handle_get(vfs, a[0]);
+    int op = (int)a[1] & ~LOCK_NB;
+    if (!h || (h->access & HANDLE_PATH))
+        return -EBADF;
+    if (op != LOCK_SH && op != LOCK_EX && op != LOCK_UN)
+        return -EINVAL;
+    if (h->kind == BACK_TMP)
+        return tmpfs_flock(h->tmp, &h->lock, op);
+    /* A read-only file needs no lock that the host's other programs would see; a single-file mount shares one open file */
+    if (h->kind != BACK_HOST || !(h->back->flags & AFW_MOUNT_WRITABLE) || !S_ISDIR(h->back->mode))
+        return 0;
+    return flock(h->fd, op | LOCK_NB) < 0 ? -errno : 0;
+}
+
+static int64_t op_fchmod(struct vfs *vfs, const uint64_t a[6])
+{
+    struct handle *h = handle_get(vfs, a[0]);
+    if (!h || (h->access & HANDLE_PATH))
+        return -EBADF;
+    if (h->kind == BACK_TMP)
+        return tmpfs_chmod(h->tmp, (uint32_t)a[1]);
+    if (h->kind != BACK_HOST || !(h->back->flags & AFW_MOUNT_WRITABLE))
+        return -EROFS;
+    return fchmod(h->fd, (mode_t)a[1] & 01777) < 0 ? -errno : 0;     /* no set-id bits: the host would honour them */
+}
+
+static int64_t op_fallocate(struct vfs *vfs, const uint64_t a[6])
+{
+    struct handle *h;
+    int r = file_handle(vfs, a[0], HANDLE_WRITE, &h);
+    if (r < 0)
+        return r;
+    if ((int64_t)a[2] < 0 || (int64_t)a[3] <= 0)
+        return -EINVAL;
+    if (a[1] & ~(uint64_t)FALLOC_KNOWN)
+        return -EOPNOTSUPP;
+    if (h->kind == BACK_TMP)
+        return tmpfs_fallocate(vfs->tmpfs, h->tmp, (int)a[1], a[2], a[3]);
+    if (h->kind != BACK_HOST)
+        return -EBADF;
+    return fallocate(h->fd, (int)a[1], (off_t)a[2], (off_t)a[3]) < 0 ? -errno : 0;
+}
+
+static int64_t op_mapfile(struct vfs *vfs, const uint64_t a[6])
+{
+    struct handle *h;
+    uint64_t addr = a[1], len = a[2], offset = a[5];
+    int prot = (int)a[3], shared;
+    struct handle *dir = handle_get(vfs, a[0]);
+    int r = file_handle(vfs, a[0], 0, &h);
+    if (r < 0)
+        return dir && S_ISDIR(dir->mode) ? -ENODEV : r;
+    if (a[3] & ~(uint64_t)(PROT_READ | PROT_WRITE | PROT_EXEC) || (a[4] != MAP_SHARED && a[4] != MAP_PRIVATE))
+        return -EINVAL;
+    shared = a[4] == MAP_SHARED;
+    if (!len || (addr | offset) & 4095 || len > AFW_SPACE_END || (int64_t)offset < 0 || offset > (uint64_t)INT64_MAX - len)
+        return -EINVAL;
+    if (!(h->access & HANDLE_READ) || (shared && (prot & PROT_WRITE) && !(h->access & HANDLE_WRITE)))
+        return -EACCES;
+    if (!S_ISREG(h->mode) || (h->kind != BACK_HOST && h->kind != BACK_TMP))
+        return -ENODEV;
+    int fd = h->kind == BACK_TMP ? tmpfs_host_fd(vfs->tmpfs, h->tmp) : h->fd;
+    return fd < 0 ? fd : memory_map_file(vfs->vm, fd, addr, len, prot, shared, offset, h->path);
+}
+
+int64_t file_op(struct vm *vm, const struct afw_sqe *sqe)
+{
+    struct vfs *vfs = vm->vfs;
+    const uint64_t *a = sqe->a;
+    struct handle *h;
+    switch (sqe->op) {
+    case AFW_OP_CLOSE:
+        return handle_close(vfs, a[0]);
+    case AFW_OP_PREAD:
+        return op_pread(vfs, a);
+    case AFW_OP_PWRITE:
+        return op_pwrite(vfs, a);
+    case AFW_OP_FSTAT:
+        return op_fstat(vfs, a);
+    case AFW_OP_READDIR:
+        h = handle_get(vfs, a[0]);
+        return h ? handle_readdir(vfs, h, a[1], a[2], a[3]) : -EBADF;
+    case AFW_OP_TRUNCATE:
+        return op_truncate(vfs, a);
+    case AFW_OP_FSYNC:
+        return op_fsync(vfs, a);
+    case AFW_OP_STATFS:
+        return op_statfs(vfs, a);
+    case AFW_OP_FLOCK:
+        return op_flock(vfs, a);
+    case AFW_OP_FCHMOD:
+        return op_fchmod(vfs, a);
+    case AFW_OP_FALLOCATE:
+        return op_fallocate(vfs, a);
+    case AFW_OP_MAPFILE:
+        return op_mapfile(vfs, a);
+    default:
+        return path_op(vfs, sqe);
+    }
+}

@@ -1,0 +1,592 @@
+/* Ring operations on paths. Every SQE is hostile: paths are copied by guest_path(), bases and flags are checked here. See vfs.h. */
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "vfs.h"
+
+#define MODE_BITS 01777              /* no set-id bits on host files: the host would honour them */
+#define OPEN_KEPT (O_ACCMODE | O_TRUNC | O_DIRECTORY | O_SYNC)
+
+/* Copies (gva, len) and finds the directory it is relative to. len 0: the base itself, if empty_ok */
+static int get_path(struct vfs *vfs, char path[PATH_MAX], uint64_t gva, uint64_t len, uint64_t base, int empty_ok, const char **dir)
+{
+    int r = 0;
+    if (!len && empty_ok)
+        strcpy(path, ".");
+    else
+        r = guest_path(vfs->vm, path, gva, len);
+    if (r < 0)
+        return r;
+    *dir = "/";
+    return *path == '/' ? 0 : handle_base(vfs, base, dir);
+}
+
+static int walk_op(struct vfs *vfs, uint64_t gva, uint64_t len, uint64_t base, int how, struct place *p)
+{
+    char path[PATH_MAX];
+    const char *dir;
+    int r = get_path(vfs, path, gva, len, base, 0, &dir);
+    return r < 0 ? r : walk(vfs, dir, path, how, p);
+}
+
+/* The place's directory, in which something is to be changed, and for host directories a descriptor (*fd) */
+static int change_in(struct vfs *vfs, const struct place *p, struct place *dir, const char **name)
+{
+    int r = place_parent(vfs, p, dir, name);
+    if (r < 0)
+        return r;
+    r = place_writable(dir);
+    if (r < 0)
+        place_done(dir);
+    return r;
+}
+
+/* Opens what a walk found at a host path for real. The type was looked at before (no FIFO or device is opened), and is looked at again. */
+static int host_open_file(const struct place *p, int flags, uint32_t mode)
+{
+    struct stat st;
+    int fd;
+    if (!S_ISDIR(p->back->mode)) {   /* a single file: its descriptors are there */
+        int from = (flags & O_ACCMODE) == O_RDONLY ? p->back->fd_read : p->back->fd_write;
+        if (from < 0)
+            return -EACCES;
+        if ((flags & O_TRUNC) && ftruncate(p->back->fd_write, 0) < 0)
+            return -errno;
+        fd = fcntl(from, F_DUPFD_CLOEXEC, 0);
+        if (fd < 0)
+            return -errno;
+    } else {
+        fd = host_open(p->back, p->rel, (uint64_t)(unsigned)flags, mode);
+        if (fd == -ELOOP)            /* a symlink came after the walk */
+            return -EACCES;
+        if (fd < 0)
+            return fd;
+    }
+    if (fstat(fd, &st) < 0 || !(S_ISREG(st.st_mode) || S_ISDIR(st.st_mode)) || vfs_hidden_dev(st.st_dev) ||
+        ((flags & O_ACCMODE) != O_WRONLY && !host_readable(p->back, &st))) {
+        close(fd);
+        return -EACCES;
+    }
+    return fd;
+}
+
+static int open_type(const struct place *p, int flags)
+{
+    int acc = flags & O_ACCMODE;
+    if (S_ISLNK(p->st.st_mode))
+        return -ELOOP;
+    if (S_ISDIR(p->st.st_mode))
+        return acc != O_RDONLY || (flags & (O_CREAT | O_TRUNC)) ? -EISDIR : 0;
+    if (flags & O_DIRECTORY)
+        return -ENOTDIR;
+    if (S_ISREG(p->st.st_mode))
+        return 0;
+    /* The shim serves /dev/null and its like; a mount's FIFOs, sockets and devices are nobody's business */
+    return S_ISSOCK(p->st.st_mode) || p->kind == BACK_SYNTH ? -ENXIO : -EACCES;
+}
+
+static int open_tmp(struct vfs *vfs, struct place *p, int flags, uint32_t mode)
+{
+    int acc = flags & O_ACCMODE;
+    struct place dir;
+    const char *name;
+    if (!p->exists) {
+        int r = change_in(vfs, p, &dir, &name);
+        if (r < 0)
+            return r;
+        return tmpfs_create(vfs->tmpfs, dir.tmp, name, S_IFREG | mode, 0, &p->tmp);
+    }
+    int r = tmpfs_may(p->tmp, acc == O_RDONLY ? R_OK : acc == O_WRONLY ? W_OK : R_OK | W_OK);
+    if (!r && (flags & O_TRUNC))
+        r = tmpfs_may(p->tmp, W_OK);
+    return !r && (flags & O_TRUNC) ? tmpfs_truncate(vfs->tmpfs, p->tmp, 0) : r;
+}
+
+static int64_t open_tmpfile(struct vfs *vfs, struct place *p, int flags, uint32_t mode, struct handle **h)
+{
+    uint8_t access = (flags & O_ACCMODE) == O_RDWR ? HANDLE_READ | HANDLE_WRITE : HANDLE_WRITE;
+    if ((flags & O_ACCMODE) == O_RDONLY)
+        return -EINVAL;
+    if (!S_ISDIR(p->st.st_mode))
+        return -ENOTDIR;
+    if (p->kind == BACK_HOST)        /* a file that nobody sees, on the host's disk: no */
+        return place_writable(p) < 0 ? -EROFS : -EOPNOTSUPP;
+    if (p->kind != BACK_TMP)
+        return -EROFS;
+    int r = tmpfs_anonymous(vfs->tmpfs, p->tmp, S_IFREG | (mode & 07777), &p->tmp);
+    if (r < 0)
+        return r;
+    p->node = 0;
+    tmpfs_stat(p->tmp, &p->st);
+    tmpfs_ref(p->tmp);
+    int64_t n = handle_new(vfs, p, -1, access, h);
+    tmpfs_unref(vfs->tmpfs, p->tmp);
+    return n;
+}
+
+static int64_t open_place(struct vfs *vfs, struct place *p, int flags, uint32_t mode, struct handle **h)
+{
+    int acc = flags & O_ACCMODE, writes = acc != O_RDONLY || (flags & O_TRUNC), fd = -1, r = 0;
+    uint8_t access = acc == O_RDONLY ? HANDLE_READ : acc == O_WRONLY ? HANDLE_WRITE : HANDLE_READ | HANDLE_WRITE;
+    if (flags & O_PATH) {
+        if ((flags & O_DIRECTORY) && !S_ISDIR(p->st.st_mode))
+            return -ENOTDIR;
+        if (p->kind == BACK_HOST)
+            fd = p->fd >= 0 ? p->fd : fcntl(p->back->fd, F_DUPFD_CLOEXEC, 0);
+        if (p->kind == BACK_HOST && fd < 0)
+            return -errno;
+        p->fd = -1;
+        return handle_new(vfs, p, fd, HANDLE_PATH, h);
+    }
+    if ((flags & O_TMPFILE) == O_TMPFILE)
+        return open_tmpfile(vfs, p, flags, mode, h);
+    if (p->exists && (flags & O_CREAT) && (flags & O_EXCL))
+        return -EEXIST;
+    if (p->exists)
+        r = open_type(p, flags);
+    else if (p->slash)
+        r = -EISDIR;
+    if (r < 0)
+        return r;
+    switch (p->kind) {
+    case BACK_HOST:
+        if ((writes || !p->exists) && place_writable(p) < 0)
+            return -EROFS;
+        fd = host_open_file(p, (flags & OPEN_KEPT) | (p->exists ? 0 : O_CREAT | (flags & O_EXCL)), p->exists ? 0 : mode & MODE_BITS);
+        if (fd < 0)
+            return fd;
+        break;
+    case BACK_TMP:
+        r = open_tmp(vfs, p, flags, mode & 07777);
+        break;
+    default:
+        if (writes || !p->exists)
+            r = !p->exists || p->kind == BACK_SYNTH ? -EROFS : -EACCES;
+    }
+    if (r < 0)
+        return r;
+    struct stat st;                  /* what was created has a type only now */
+    if (p->kind == BACK_HOST && !p->exists && !fstat(fd, &st))
+        p->st = st;
+    if (p->kind == BACK_TMP)
+        tmpfs_stat(p->tmp, &p->st);
+    int64_t n = handle_new(vfs, p, fd, access, h);
+    if (n > 0 && p->kind == BACK_PROC && S_ISREG(p->st.st_mode)) {
+        r = vfs->synth_bytes > (4u << 20) ? -ENOMEM : proc_content(vfs, p->path, &(*h)->owned, &(*h)->size);
+        if (r < 0) {
+            (*h)->owned = 0;
+            handle_close(vfs, (uint64_t)n);
+            return r;
+        }
+        (*h)->data = (*h)->owned;
+        vfs->synth_bytes += (*h)->size;
+    }
+    return n;
+}
+
+static int64_t op_open(struct vfs *vfs, const uint64_t a[6])
+{
+    struct place p;
+    struct handle *h = 0;
+    struct stat st;
+    int flags = (int)a[2], how = 0;
+    if (flags & O_PATH)
+        flags &= O_PATH | O_DIRECTORY | O_NOFOLLOW;
+    else if ((flags & O_ACCMODE) == O_ACCMODE || ((flags & O_CREAT) && (flags & O_DIRECTORY)))
+        return -EINVAL;
+    if ((flags & O_TMPFILE) != O_TMPFILE && (flags & O_CREAT))
+        how |= WALK_CREATE;
+    if (!(flags & O_NOFOLLOW) && !((flags & O_CREAT) && (flags & O_EXCL)))
+        how |= WALK_FOLLOW;
+    int r = walk_op(vfs, a[0], a[1], a[4], how, &p);
+    if (r < 0)
+        return r;
+    int64_t n = open_place(vfs, &p, flags, (uint32_t)a[3], &h);
+    place_done(&p);
+    if (n > 0 && a[5]) {
+        r = handle_stat(vfs, h, &st);
+        if (!r)
+            r = guest_write(vfs->vm, a[5], &st, sizeof st);
+        if (r < 0) {
+            handle_close(vfs, (uint64_t)n);
+            return r;
+        }
+    }
+    return n;
+}
+
+static int64_t op_stat(struct vfs *vfs, const uint64_t a[6])
+{
+    struct place p;
+    struct stat st;
+    if (!a[1] && (a[2] & AT_EMPTY_PATH) && (uint32_t)a[4] != AFW_CWD) {
+        struct handle *h = handle_get(vfs, a[4]);
+        int r = h ? handle_stat(vfs, h, &st) : -EBADF;
+        return r < 0 ? r : guest_write(vfs->vm, a[3], &st, sizeof st);
+    }
+    char path[PATH_MAX];
+    const char *dir;
+    int r = get_path(vfs, path, a[0], a[1], a[4], !!(a[2] & AT_EMPTY_PATH), &dir);
+    if (!r)
+        r = walk(vfs, dir, path, a[2] & AT_SYMLINK_NOFOLLOW ? 0 : WALK_FOLLOW, &p);
+    if (r < 0)
+        return r;
+    place_done(&p);
+    return guest_write(vfs->vm, a[3], &p.st, sizeof p.st);
+}
+
+static int64_t op_readlink(struct vfs *vfs, const uint64_t a[6])
+{
+    struct place p;
+    char target[PATH_MAX];
+    int r;
+    if (!a[1]) {                     /* an O_PATH handle of a link */
+        struct handle *h = handle_get(vfs, a[4]);
+        if (!h)
+            return -EBADF;
+        if (!S_ISLNK(h->mode))
+            return -ENOENT;
+        r = walk(vfs, "/", h->path, 0, &p);
+    } else
+        r = walk_op(vfs, a[0], a[1], a[4], 0, &p);
+    if (r < 0)
+        return r;
+    if ((int64_t)a[3] <= 0)
+        r = -EINVAL;
+    else
+        r = S_ISLNK(p.st.st_mode) ? place_readlink(vfs, &p, target) : -EINVAL;
+    place_done(&p);
+    if (r > 0) {
+        if ((uint64_t)r > a[3])
+            r = (int)a[3];
+        int w = guest_write(vfs->vm, a[2], target, (uint64_t)r);
+        r = w < 0 ? w : r;
+    }
+    return r;
+}
+
+/* By mode bits, as the cell's user would fare */
+static int host_may(const struct place *p, unsigned mode)
+{
+    struct stat st = p->st;
+    unsigned bits = st.st_mode & 7;
+    if ((mode & W_OK) && place_writable(p) < 0)
+        return -EROFS;
+    if (!host_readable(p->back, &st))
+        return mode & R_OK ? -EACCES : 0;
+    if (vfs_uid == 0)
+        bits = R_OK | W_OK | (S_ISDIR(st.st_mode) || (st.st_mode & 0111) ? X_OK : 0);
+    else if (st.st_uid == VFS_UID)
+        bits = (st.st_mode >> 6) & 7;
+    else if (st.st_gid == VFS_UID)
+        bits = (st.st_mode >> 3) & 7;
+    return (bits & mode) == mode ? 0 : -EACCES;
+}
+
+static int64_t op_access(struct vfs *vfs, const uint64_t a[6])
+{
+    struct place p;
+    unsigned mode = (unsigned)a[2], have;
+    char path[PATH_MAX];
+    const char *dir;
+    if (mode & ~7u)
+        return -EINVAL;
+    int r = get_path(vfs, path, a[0], a[1], a[4], !!(a[3] & AT_EMPTY_PATH), &dir);
+    if (!r)
+        r = walk(vfs, dir, path, a[3] & AT_SYMLINK_NOFOLLOW ? 0 : WALK_FOLLOW, &p);
+    if (r < 0)
+        return r;
+    switch (p.kind) {
+    case BACK_HOST:
+        r = host_may(&p, mode);
+        break;
+    case BACK_TMP:
+        r = tmpfs_may(p.tmp, (int)mode);
+        break;
+    default:
+        have = p.st.st_mode & 7;
+        if (S_ISLNK(p.st.st_mode) || (mode & have) == mode)
+            r = 0;
+        else
+            r = (mode & W_OK) && p.kind == BACK_SYNTH ? -EROFS : -EACCES;
+    }
+    place_done(&p);
+    return r;
+}
+
+static int64_t op_mkdir(struct vfs *vfs, const uint64_t a[6])
+{
+    struct place p, dir;
+    const char *name;
+    struct tnode *made;
+    int r = walk_op(vfs, a[0], a[1], a[4], WALK_CREATE, &p);
+    if (r < 0)
+        return r;
+    place_done(&p);
+    if (p.exists)
+        return -EEXIST;
+    r = change_in(vfs, &p, &dir, &name);
+    if (r < 0)
+        return r;
+    if (dir.kind == BACK_TMP)
+        r = tmpfs_create(vfs->tmpfs, dir.tmp, name, S_IFDIR | ((uint32_t)a[2] & 07777), 0, &made);
+    else
+        r = mkdirat(dir.fd, name, (mode_t)a[2] & MODE_BITS) < 0 ? -errno : 0;
+    place_done(&dir);
+    return r;
+}
+
+static int64_t op_unlink(struct vfs *vfs, const uint64_t a[6])
+{
+    struct place p, dir;
+    const char *name;
+    int rmdir = !!(a[2] & AT_REMOVEDIR);
+    if (a[2] & ~(uint64_t)AT_REMOVEDIR)
+        return -EINVAL;
+    int r = walk_op(vfs, a[0], a[1], a[4], WALK_REMOVE, &p);
+    if (r < 0)
+        return r;
+    place_done(&p);
+    if (p.last != 'n')
+        return !rmdir ? -EISDIR : p.last == '.' ? -EINVAL : p.last == '/' ? -EBUSY : -ENOTEMPTY;
+    if (p.node)                      /* part of what the operator set up */
+        return S_ISDIR(p.st.st_mode) && !rmdir ? -EISDIR : p.node->kind == NODE_DIR || p.node->kind == NODE_MOUNT ? -EBUSY : -EROFS;
+    r = change_in(vfs, &p, &dir, &name);
+    if (r < 0)
+        return r;
+    if (dir.kind == BACK_TMP)
+        r = tmpfs_unlink(vfs->tmpfs, dir.tmp, name, rmdir);
+    else
+        r = unlinkat(dir.fd, name, rmdir ? AT_REMOVEDIR : 0) < 0 ? -errno : 0;
+    place_done(&dir);
+    return r;
+}
+
+static int rename_places(struct vfs *vfs, const struct place *from, const struct place *to, unsigned flags)
+{
+    struct place d1, d2;
+    const char *n1, *n2;
+    if (from->last != 'n' || to->last != 'n' || from->node || (to->node && to->exists))
+        return -EBUSY;
+    if (!S_ISDIR(from->st.st_mode) && (from->slash || to->slash))
+        return -ENOTDIR;
+    if (to->exists && (flags & RENAME_NOREPLACE))
+        return -EEXIST;
+    int r = change_in(vfs, from, &d1, &n1);
+    if (r < 0)
+        return r;
+    r = change_in(vfs, to, &d2, &n2);
+    if (!r) {
+        if (d1.kind != d2.kind || (d1.kind == BACK_HOST && d1.back != d2.back))
+            r = -EXDEV;
+        else if (d1.kind == BACK_TMP)
+            r = tmpfs_rename(vfs->tmpfs, d1.tmp, n1, d2.tmp, n2, flags);
+        else
+            r = renameat2(d1.fd, n1, d2.fd, n2, flags) < 0 ? -errno : 0;
+        place_done(&d2);
+    }
+    place_done(&d1);
+    if (!r && strcmp(from->path, to->path)) {
+        if (flags & RENAME_EXCHANGE) /* three steps by a name that no walk can produce */
+            handles_renamed(vfs, to->path, "//");
+        handles_renamed(vfs, from->path, to->path);
+        if (flags & RENAME_EXCHANGE)
+            handles_renamed(vfs, "//", from->path);
+    }
+    return r;
+}
+
+static int64_t op_rename(struct vfs *vfs, const uint64_t a[6])
+{
+    struct place from, to;
+    unsigned flags = (unsigned)a[5];
+    if (a[5] & ~(uint64_t)(RENAME_NOREPLACE | RENAME_EXCHANGE) || flags == (RENAME_NOREPLACE | RENAME_EXCHANGE))
+        return -EINVAL;
+    int r = walk_op(vfs, a[0], a[1], a[4] & 0xffffffff, WALK_REMOVE, &from);
+    if (r < 0)
+        return r;
+    r = walk_op(vfs, a[2], a[3], a[4] >> 32, WALK_REMOVE | (flags & RENAME_EXCHANGE ? 0 : WALK_CREATE), &to);
+    if (!r) {
+        r = rename_places(vfs, &from, &to, flags);
+        place_done(&to);
+    }
+    place_done(&from);
+    return r;
+}
+
+static int64_t op_symlink(struct vfs *vfs, const uint64_t a[6])
+{
+    struct place p, dir;
+    char target[PATH_MAX];
+    const char *name;
+    struct tnode *made;
+    int r = guest_path(vfs->vm, target, a[0], a[1]);
+    if (!r)
+        r = walk_op(vfs, a[2], a[3], a[4], WALK_CREATE, &p);
+    if (r < 0)
+        return r;
+    place_done(&p);
+    if (p.exists)
+        return -EEXIST;
+    if (p.slash)
+        return -ENOENT;
+    r = change_in(vfs, &p, &dir, &name);
+    if (r < 0)
+        return r;
+    if (dir.kind == BACK_TMP)
+        r = tmpfs_create(vfs->tmpfs, dir.tmp, name, S_IFLNK | 0777, target, &made);
+    else
+        r = symlinkat(target, dir.fd, name) < 0 ? -errno : 0;
+    place_done(&dir);
+    return r;
+}
+
+static int link_places(struct vfs *vfs, const struct place *from, const struct place *to)
+{
+    struct place d1, d2;
+    const char *n1, *n2;
+    if (to->exists)
+        return -EEXIST;
+    if (to->slash)
+        return -ENOENT;
+    if (S_ISDIR(from->st.st_mode))
+        return -EPERM;
+    int r = change_in(vfs, to, &d2, &n2);
+    if (r < 0)
+        return r;
+    /* Only within one mount: through a link a file of a read-only one could be written */
+    if (from->node || from->kind != d2.kind || (d2.kind == BACK_HOST && from->back != d2.back))
+        r = -EXDEV;
+    else if (d2.kind == BACK_TMP)
+        r = tmpfs_link(vfs->tmpfs, from->tmp, d2.tmp, n2);
+    else {
+        r = place_parent(vfs, from, &d1, &n1);
+        if (!r) {
+            r = linkat(d1.fd, n1, d2.fd, n2, 0) < 0 ? -errno : 0;
+            place_done(&d1);
+        }
+    }
+    place_done(&d2);
+    return r;
+}
+
+static int64_t op_link(struct vfs *vfs, const uint64_t a[6])
+{
+    struct place from, to;
+    if (a[5] & ~(uint64_t)AT_SYMLINK_FOLLOW)
+        return -EINVAL;
+    int r = walk_op(vfs, a[0], a[1], a[4] & 0xffffffff, a[5] & AT_SYMLINK_FOLLOW ? WALK_FOLLOW : 0, &from);
+    if (r < 0)
+        return r;
+    r = walk_op(vfs, a[2], a[3], a[4] >> 32, WALK_CREATE, &to);
+    if (!r) {
+        r = link_places(vfs, &from, &to);
+        place_done(&to);
+    }
+    place_done(&from);
+    return r;
+}
+
+static int64_t op_chmod(struct vfs *vfs, const uint64_t a[6])
+{
+    struct place p;
+    int r = walk_op(vfs, a[0], a[1], a[4], WALK_FOLLOW, &p), fd;
+    if (r < 0)
+        return r;
+    r = place_writable(&p);
+    if (!r && p.kind == BACK_TMP)
+        r = tmpfs_chmod(p.tmp, (uint32_t)a[2]);
+    else if (!r && !S_ISREG(p.st.st_mode) && !S_ISDIR(p.st.st_mode))
+        r = -EPERM;
+    else if (!r) {                   /* by a real descriptor: a path could become a symlink, and O_PATH ones cannot do it */
+        fd = host_open_file(&p, O_RDONLY, 0);
+        if (fd == -EACCES && S_ISREG(p.st.st_mode))
+            fd = host_open_file(&p, O_WRONLY, 0);
+        r = fd < 0 ? fd : fchmod(fd, (mode_t)a[2] & MODE_BITS) < 0 ? -errno : 0;
+        if (fd >= 0)
+            close(fd);
+    }
+    place_done(&p);
+    return r;
+}
+
+static int64_t op_utimens(struct vfs *vfs, const uint64_t a[6])
+{
+    struct place p;
+    struct timespec times[2], *given = a[2] ? times : 0;
+    int r = a[2] ? guest_read(vfs->vm, times, a[2], sizeof times) : 0;
+    if (r < 0)
+        return r;
+    if (!a[1] && (uint32_t)a[4] != AFW_CWD) {
+        struct handle *h = handle_get(vfs, a[4]);
+        if (!h)
+            return -EBADF;
+        if (h->kind == BACK_TMP)
+            return tmpfs_utimens(h->tmp, given);
+        if (h->kind != BACK_HOST || !(h->back->flags & AFW_MOUNT_WRITABLE))
+            return -EROFS;
+        return utimensat(h->fd, "", given, AT_EMPTY_PATH) < 0 ? -errno : 0;
+    }
+    char path[PATH_MAX];
+    const char *dir;
+    r = get_path(vfs, path, a[0], a[1], a[4], 1, &dir);
+    if (!r)
+        r = walk(vfs, dir, path, a[3] & AT_SYMLINK_NOFOLLOW ? 0 : WALK_FOLLOW, &p);
+    if (r < 0)
+        return r;
+    r = place_writable(&p);
+    if (!r && p.kind == BACK_TMP)
+        r = tmpfs_utimens(p.tmp, given);
+    else if (!r)
+        r = utimensat(p.fd >= 0 ? p.fd : p.back->fd, "", given, AT_EMPTY_PATH) < 0 ? -errno : 0;
+    place_done(&p);
+    return r;
+}
+
+static int64_t op_chdir(struct vfs *vfs, const uint64_t a[6])
+{
+    struct place p;
+    char path[PATH_MAX];
+    const char *dir;
+    int r = get_path(vfs, path, a[0], a[1], a[4], 1, &dir);
+    if (!r)
+        r = walk(vfs, dir, path, WALK_FOLLOW, &p);
+    if (r < 0)
+        return r;
+    place_done(&p);
+    if (!S_ISDIR(p.st.st_mode))
+        return -ENOTDIR;
+    if ((p.kind == BACK_HOST && host_may(&p, X_OK) < 0) || (p.kind == BACK_TMP && tmpfs_may(p.tmp, X_OK) < 0))
+        return -EACCES;
+    strcpy(vfs->cwd, p.path);
+    return 0;
+}
+
+static int64_t op_getcwd(struct vfs *vfs, const uint64_t a[6])
+{
+    struct place p;
+    size_t n = strlen(vfs->cwd) + 1;
+    int r = probe(vfs, vfs->cwd, &p);
+    if (r < 0)
+        return -ENOENT;              /* it was removed */
+    place_done(&p);
+    if (n > a[1])
+        return -ERANGE;
+    r = guest_write(vfs->vm, a[0], vfs->cwd, n);
+    return r < 0 ? r : (int64_t)n;
+}
+
+int64_t path_op(struct vfs *vfs, const struct afw_sqe *sqe)
+{
+    static int64_t (*const ops[])(struct vfs *, const uint64_t[6]) = {
+        [AFW_OP_OPEN] = op_open,       [AFW_OP_STAT] = op_stat,       [AFW_OP_READLINK] = op_readlink, [AFW_OP_ACCESS] = op_access,
+        [AFW_OP_MKDIR] = op_mkdir,     [AFW_OP_UNLINK] = op_unlink,   [AFW_OP_RENAME] = op_rename,     [AFW_OP_SYMLINK] = op_symlink,
+        [AFW_OP_LINK] = op_link,       [AFW_OP_CHMOD] = op_chmod,     [AFW_OP_UTIMENS] = op_utimens,   [AFW_OP_CHDIR] = op_chdir,
+        [AFW_OP_GETCWD] = op_getcwd,
+    };
+    if (sqe->op >= sizeof ops / sizeof *ops || !ops[sqe->op])
+        return -ENOSYS;
+    return ops[sqe->op](vfs, sqe->a);
+}

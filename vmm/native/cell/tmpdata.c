@@ -1,0 +1,202 @@
+/* What files of the private tmpfs hold: heap or memfd, and their quota. See tmpfs.h. */
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <unistd.h>
+#include <linux/falloc.h>
+#include "tmpfs.h"
+
+#define HEAP_MAX 65536               /* larger files go into a memfd */
+
+static void settle(struct tmpfs *fs, struct tnode *n, uint64_t size)
+{
+    fs->bytes_used -= tmpfs_charge(n->size);
+    fs->bytes_used += tmpfs_charge(size);
+    n->size = size;
+}
+
+static void touch(struct tnode *n)
+{
+    clock_gettime(CLOCK_REALTIME, &n->mtime);
+    n->ctime = n->mtime;
+}
+
+void tmpdata_free(struct tmpfs *fs, struct tnode *n)
+{
+    settle(fs, n, 0);
+    free(n->heap);
+    n->heap = 0;
+    n->heap_size = 0;
+    if (n->fd >= 0) {
+        close(n->fd);
+        vfs_fd_drop(fs->vfs);
+    }
+    n->fd = -1;
+}
+
+static int to_memfd(struct tmpfs *fs, struct tnode *n)
+{
+    int r = vfs_fd_take(fs->vfs);
+    if (r < 0)
+        return r;
+    int fd = memfd_create("tmp", MFD_CLOEXEC);
+    if (fd < 0)
+        r = -errno;
+    else if (n->size && (ftruncate(fd, (off_t)n->size) < 0 || pwrite(fd, n->heap, n->size, 0) != (ssize_t)n->size))
+        r = -ENOMEM;
+    if (r < 0) {
+        if (fd >= 0)
+            close(fd);
+        vfs_fd_drop(fs->vfs);
+        return r;
+    }
+    free(n->heap);
+    n->heap = 0;
+    n->heap_size = 0;
+    n->fd = fd;
+    return 0;
+}
+
+/* Room for bytes up to end; the quota was asked. */
+static int storage(struct tmpfs *fs, struct tnode *n, uint64_t end)
+{
+    if (n->fd >= 0 || end <= n->heap_size)
+        return 0;
+    if (end > HEAP_MAX && !to_memfd(fs, n))
+        return 0;
+    uint64_t want = end > HEAP_MAX ? end + end / 8 : 64;
+    while (want < end)
+        want *= 2;
+    uint8_t *grown = realloc(n->heap, want);
+    if (!grown)
+        return -ENOSPC;
+    memset(grown + n->heap_size, 0, want - n->heap_size);
+    n->heap = grown;
+    n->heap_size = want;
+    return 0;
+}
+
+/* The largest size that n may take */
+static uint64_t size_max(const struct tmpfs *fs, const struct tnode *n)
+{
+    return tmpfs_charge(n->size) + ((fs->bytes - fs->bytes_used) & ~(uint64_t)4095);
+}
+
+int64_t tmpfs_read(struct vfs *vfs, struct tnode *n, uint64_t gva, uint64_t len, uint64_t offset)
+{
+    if (offset >= n->size)
+        return 0;
+    if (len > n->size - offset)
+        len = n->size - offset;
+    clock_gettime(CLOCK_REALTIME, &n->atime);
+    if (n->fd < 0) {
+        int r = guest_write(vfs->vm, gva, n->heap + offset, len);
+        return r < 0 ? r : (int64_t)len;
+    }
+    struct iovec iov = {guest_range(vfs->vm, gva, len), len};
+    if (!iov.iov_base)
+        return -EFAULT;
+    ssize_t got = preadv(n->fd, &iov, 1, (off_t)offset);
+    return got < 0 ? -errno : got;
+}
+
+int64_t tmpfs_write(struct vfs *vfs, struct tnode *n, uint64_t gva, uint64_t len, uint64_t offset)
+{
+    struct tmpfs *fs = vfs->tmpfs;
+    uint64_t max = size_max(fs, n);
+    int64_t done;
+    if (!len)
+        return 0;
+    if (offset >= max)
+        return offset >= INT64_MAX - VFS_IO_MAX ? -EFBIG : -ENOSPC;
+    if (len > max - offset)
+        len = max - offset;
+    int r = storage(fs, n, offset + len);
+    if (r < 0)
+        return r;
+    if (n->fd < 0) {
+        r = guest_read(vfs->vm, n->heap + offset, gva, len);
+        if (r < 0) {                 /* what a partial copy left behind the end */
+            if (offset + len > n->size)
+                memset(n->heap + n->size, 0, offset + len - n->size);
+            return r;
+        }
+        done = (int64_t)len;
+    } else {
+        struct iovec iov = {guest_range(vfs->vm, gva, len), len};
+        if (!iov.iov_base)
+            return -EFAULT;
+        done = pwritev(n->fd, &iov, 1, (off_t)offset);
+        if (done < 0)
+            return -errno;
+    }
+    if (done && offset + (uint64_t)done > n->size)
+        settle(fs, n, offset + (uint64_t)done);
+    touch(n);
+    return done;
+}
+
+int tmpfs_truncate(struct tmpfs *fs, struct tnode *n, uint64_t size)
+{
+    if (size > size_max(fs, n))
+        return size > INT64_MAX ? -EINVAL : -ENOSPC;
+    if (size > n->size) {
+        int r = storage(fs, n, size);
+        if (r < 0)
+            return r;
+    }
+    if (n->fd >= 0) {
+        if (ftruncate(n->fd, (off_t)size) < 0)
+            return -errno;
+    } else if (size < n->size) {
+        memset(n->heap + size, 0, n->size - size);
+        if (!size) {
+            free(n->heap);
+            n->heap = 0;
+            n->heap_size = 0;
+        }
+    }
+    settle(fs, n, size);
+    touch(n);
+    return 0;
+}
+
+static int zero_range(struct tnode *n, uint64_t offset, uint64_t len)
+{
+    if (offset >= n->size)
+        return 0;
+    if (len > n->size - offset)
+        len = n->size - offset;
+    if (n->fd < 0)
+        memset(n->heap + offset, 0, len);
+    else if (fallocate(n->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)len) < 0)
+        return -errno;
+    touch(n);
+    return 0;
+}
+
+int tmpfs_fallocate(struct tmpfs *fs, struct tnode *n, int mode, uint64_t offset, uint64_t len)
+{
+    uint64_t end = offset + len;     /* both at most INT64_MAX */
+    int keep = mode & FALLOC_FL_KEEP_SIZE, r = 0;
+    if (!len || end > INT64_MAX)
+        return len ? -EFBIG : -EINVAL;
+    mode &= ~FALLOC_FL_KEEP_SIZE;
+    if (mode == FALLOC_FL_PUNCH_HOLE && keep)
+        return zero_range(n, offset, len);
+    if (mode == FALLOC_FL_ZERO_RANGE)
+        r = zero_range(n, offset, len);
+    else if (mode)
+        return -EOPNOTSUPP;
+    if (!r && !keep && end > n->size)
+        r = tmpfs_truncate(fs, n, end);
+    return r;
+}
+
+int tmpfs_host_fd(struct tmpfs *fs, struct tnode *n)
+{
+    int r = n->fd < 0 ? to_memfd(fs, n) : 0;
+    return r < 0 ? r : n->fd;
+}

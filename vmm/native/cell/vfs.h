@@ -1,0 +1,186 @@
+/* Inside the file system of a cell.
+ *
+ *   vfs.c      the name tree: mounts, synthetic files and links, private directories; one a cell, fixed before the jail
+ *   walk.c     guest path -> place
+ *   handles.c  a VM's table of open files
+ *   tmpfs.c    private in-memory directories, one tmpfs a VM; tmpdata.c: what its files hold
+ *   synth.c    content of /proc, /sys
+ *   readdir.c  listings, merged from the name tree and what lies behind it
+ *   pathops.c  ring operations on paths; fileops.c: on handles, and the dispatch
+ *
+ * How names are looked up. The *name tree* has a node for every configured path and its parents. The deepest mount, private directory or
+ * /proc above a path *backs* it. A canonical path (absolute, no `.`, `..`, symlinks) is all that names a place: directories that are
+ * open and the current directory are kept as canonical paths and looked up again, so nothing depends on what a host directory was
+ * moved to. Host files are reached only by openat2(mount, rest, BENEATH | NO_SYMLINKS | NO_MAGICLINKS): symlinks are read by us and
+ * resolved in the guest's terms, and one swapped in between makes the call fail.
+ *
+ * Owners as the guest sees them: it is uid and gid 1000. Files of the cell's user are shown as 1000 (a root cell: not in system mounts),
+ * root's as 0, others as 65534.
+ */
+#ifndef AFW_VFS_H
+#define AFW_VFS_H
+#include <errno.h>
+#include <limits.h>
+#include <stdint.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include "vmm.h"
+
+#define VFS_UID 1000
+#define VFS_NOBODY 65534
+#define VFS_HANDLES 4096             /* a VM */
+#define VFS_IO_MAX (64u << 20)       /* bytes an operation moves at most */
+#define VFS_DEV_SYNTH 0x40           /* st_dev of what is not the host's */
+#define VFS_DEV_TMP 0x41
+#define VFS_DEV_PROC 0x42
+
+/* ---- vfs.c ---- */
+enum node_kind { NODE_DIR, NODE_MOUNT, NODE_TMP, NODE_PROC, NODE_FILE, NODE_LINK, NODE_CHAR };
+struct node {
+    enum node_kind kind;
+    uint32_t ino;
+    uint32_t mode;                   /* st_mode; of mounts: only the type */
+    uint32_t children;
+    struct node *parent, *child, *next;
+    int fd;                          /* MOUNT: O_PATH */
+    int fd_read, fd_write;           /* MOUNT of a file: opened before the jail (an O_PATH file cannot be opened again), or -1 */
+    uint32_t flags;                  /* MOUNT: AFW_MOUNT_* */
+    uint32_t tmp;                    /* TMP: which of the tmpfs's roots */
+    const uint8_t *data;             /* FILE content, LINK target (NUL-terminated) */
+    uint64_t size;
+    uint64_t rdev;                   /* CHAR */
+    char name[];
+};
+struct vfs_program {                 /* what /proc tells */
+    char *program;
+    char *args, *env;                /* NUL-separated */
+    size_t args_size, env_size;
+    uint64_t memory;
+};
+extern struct vfs_program vfs_program;
+extern struct node *vfs_root;
+extern uint64_t vfs_tmp_bytes, vfs_tmp_inodes;
+extern uint32_t vfs_tmp_roots;       /* 0: no TMP record */
+extern uint32_t vfs_uid, vfs_gid;     /* the cell's */
+struct node *node_child(const struct node *dir, const char *name, size_t len);
+int vfs_hidden_dev(uint64_t dev);    /* the host's own /proc, /sys, /dev: never shown, even inside a mount of / */
+
+struct handle;
+struct tmpfs;
+struct vfs {
+    struct vm *vm;
+    char cwd[PATH_MAX];              /* canonical */
+    struct handle **handle;          /* VFS_HANDLES pointers, grown */
+    uint32_t slots, open;
+    uint32_t host_fds, host_fds_max;
+    struct tmpfs *tmpfs;             /* made at the first use */
+    uint64_t synth_bytes;            /* generated content held by handles */
+};
+struct tmpfs *vfs_tmpfs(struct vfs *vfs);            /* 0: out of memory */
+
+/* ---- walk.c ---- */
+enum backing { BACK_SYNTH, BACK_HOST, BACK_TMP, BACK_PROC };
+struct tnode;
+struct place {
+    enum backing kind;
+    int exists;
+    int fd;                          /* HOST: O_PATH descriptor, else -1 */
+    char last;                       /* how the walked path ended: 'n' a name, '.' , ':' (..), '/' (the root) */
+    char slash;                      /* it had a trailing slash */
+    const struct node *node;         /* the node exactly here, or 0 */
+    const struct node *back;         /* MOUNT, TMP or PROC node that backs this path, or 0 */
+    const char *rel;                 /* the path below back, in .path; "" is back itself */
+    struct tnode *tmp;               /* TMP */
+    struct stat st;                  /* as the guest sees it, if it exists */
+    char path[PATH_MAX];             /* canonical */
+};
+#define WALK_FOLLOW 1                /* follow a symlink at the end */
+#define WALK_CREATE 2                /* the last name need not exist: exists = 0, its directory does */
+#define WALK_REMOVE 4                /* a trailing slash does not follow a symlink (unlink, rmdir, rename) */
+/* 0 or -errno; 0 needs place_done(). base: canonical directory. */
+int walk(struct vfs *vfs, const char *base, const char *path, int how, struct place *p);
+int probe(struct vfs *vfs, const char *canonical, struct place *p);         /* no symlink is followed; -ELOOP: there is one on the way */
+int place_parent(struct vfs *vfs, const struct place *p, struct place *dir, const char **name);
+void place_done(struct place *p);
+/* -> length, or -errno */
+int place_readlink(struct vfs *vfs, const struct place *p, char out[PATH_MAX]);
+int host_open(const struct node *mount, const char *rel, uint64_t flags, uint32_t mode);     /* -> descriptor or -errno */
+void host_stat(const struct node *mount, struct stat *st);                  /* owner as the guest sees it */
+int host_readable(const struct node *mount, const struct stat *st);         /* system mounts: "other" may read it */
+int place_writable(const struct place *p);           /* 0, or -EROFS: may anything be changed here? */
+void node_stat(const struct node *n, struct stat *st);
+
+/* ---- handles.c ---- */
+#define HANDLE_READ 1
+#define HANDLE_WRITE 2
+#define HANDLE_PATH 4                /* O_PATH */
+struct handle {
+    enum backing kind;
+    uint8_t access;                  /* HANDLE_* */
+    uint8_t lock;                    /* flock on a TMP file: 0, LOCK_SH, LOCK_EX */
+    int fd;                          /* HOST */
+    const struct node *node, *back;
+    struct tnode *tmp;               /* TMP: holds a reference */
+    const uint8_t *data;             /* SYNTH and PROC files */
+    uint8_t *owned;                  /* data that must be freed */
+    uint64_t size;
+    uint64_t pos;                    /* for offset -1; not HOST */
+    uint64_t dir_next;               /* HOST directories: ordinal of the entry that the descriptor's position is at */
+    uint32_t mode;                   /* st_mode when opened */
+    struct stat st;                  /* SYNTH and PROC */
+    char path[];                     /* canonical at the time of opening; renames of this VM are followed */
+};
+/* New handle for a place; takes fd over (also on failure). -> number or -errno */
+int64_t handle_new(struct vfs *vfs, const struct place *p, int fd, uint8_t access, struct handle **out);
+struct handle *handle_get(struct vfs *vfs, uint64_t number);                /* 0: no such handle */
+int handle_close(struct vfs *vfs, uint64_t number);
+void handles_free(struct vfs *vfs);
+int handle_stat(struct vfs *vfs, struct handle *h, struct stat *st);
+int vfs_fd_take(struct vfs *vfs);    /* count one more host descriptor: 0 or -EMFILE */
+void vfs_fd_drop(struct vfs *vfs);
+/* Directory that a ring base means: canonical path, or -EBADF, -ENOTDIR */
+int handle_base(struct vfs *vfs, uint64_t base, const char **path);
+void handles_renamed(struct vfs *vfs, const char *from, const char *to);    /* canonical directories */
+
+/* ---- tmpfs.c, tmpdata.c ---- */
+struct tmpfs *tmpfs_new(struct vfs *vfs, uint64_t bytes, uint64_t inodes, uint32_t roots);
+void tmpfs_free(struct tmpfs *fs);
+struct tnode *tmpfs_root(struct tmpfs *fs, uint32_t i);
+/* Below dir; "" is dir itself. 0 and *node, or -ENOENT, -ENOTDIR, -EACCES, -ELOOP (a symlink on the way, not at the end) */
+int tmpfs_lookup(struct tmpfs *fs, struct tnode *dir, const char *rel, struct tnode **node);
+void tmpfs_stat(const struct tnode *n, struct stat *st);
+const char *tmpfs_target(const struct tnode *n);
+int tmpfs_may(const struct tnode *n, int mask);      /* R_OK, W_OK, X_OK by the owner's bits: 0 or -EACCES */
+int tmpfs_create(struct tmpfs *fs, struct tnode *dir, const char *name, uint32_t mode, const char *target, struct tnode **out);
+int tmpfs_anonymous(struct tmpfs *fs, struct tnode *dir, uint32_t mode, struct tnode **out);    /* O_TMPFILE */
+int tmpfs_unlink(struct tmpfs *fs, struct tnode *dir, const char *name, int rmdir);
+int tmpfs_link(struct tmpfs *fs, struct tnode *node, struct tnode *dir, const char *name);
+int tmpfs_rename(struct tmpfs *fs, struct tnode *from, const char *name, struct tnode *to, const char *new_name, unsigned flags);
+int tmpfs_chmod(struct tnode *n, uint32_t mode);
+int tmpfs_utimens(struct tnode *n, const struct timespec times[2]);
+void tmpfs_ref(struct tnode *n);
+void tmpfs_unref(struct tmpfs *fs, struct tnode *n);
+int tmpfs_flock(struct tnode *n, uint8_t *held, int op);
+/* Entry after cookie (AFTER + something): its name, or 0 at the end */
+#define TMPFS_COOKIE 0x10000
+const char *tmpfs_entry(const struct tnode *dir, uint64_t cookie, uint64_t *next, const struct tnode **node);
+void tmpfs_statfs(const struct tmpfs *fs, struct statfs *out);
+int64_t tmpfs_read(struct vfs *vfs, struct tnode *n, uint64_t gva, uint64_t len, uint64_t offset);
+int64_t tmpfs_write(struct vfs *vfs, struct tnode *n, uint64_t gva, uint64_t len, uint64_t offset);
+int tmpfs_truncate(struct tmpfs *fs, struct tnode *n, uint64_t size);
+int tmpfs_fallocate(struct tmpfs *fs, struct tnode *n, int mode, uint64_t offset, uint64_t len);
+int tmpfs_host_fd(struct tmpfs *fs, struct tnode *n);                       /* for mmap: its memfd, or -errno; not to be closed */
+
+/* ---- synth.c ---- */
+int proc_stat(struct vfs *vfs, const char *path, struct stat *st);          /* -ENOENT */
+int proc_readlink(struct vfs *vfs, const char *path, char out[PATH_MAX]);   /* -> length */
+int proc_content(struct vfs *vfs, const char *path, uint8_t **data, uint64_t *size);            /* malloc()ed */
+/* i-th name in a directory: 1, or 0 at the end */
+int proc_entry(struct vfs *vfs, const char *path, unsigned i, char name[64], struct stat *st);
+
+/* ---- readdir.c ---- */
+int64_t handle_readdir(struct vfs *vfs, struct handle *h, uint64_t gva, uint64_t len, uint64_t cookie);
+
+/* ---- pathops.c ---- */
+int64_t path_op(struct vfs *vfs, const struct afw_sqe *sqe);
+#endif
