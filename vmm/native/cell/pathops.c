@@ -3,10 +3,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 #include "vfs.h"
 
 #define MODE_BITS 01777              /* no set-id bits on host files: the host would honour them */
+#define SYS_FCHMODAT2 452            /* not in the headers of older systems */
 #define OPEN_KEPT (O_ACCMODE | O_TRUNC | O_DIRECTORY | O_SYNC)
 
 /* Copies (gva, len) and finds the directory it is relative to. len 0: the base itself, if empty_ok */
@@ -500,13 +502,17 @@ static int64_t op_chmod(struct vfs *vfs, const uint64_t a[6])
         r = tmpfs_chmod(p.tmp, (uint32_t)a[2]);
     else if (!r && !S_ISREG(p.st.st_mode) && !S_ISDIR(p.st.st_mode))
         r = -EPERM;
-    else if (!r) {                   /* by a real descriptor: a path could become a symlink, and O_PATH ones cannot do it */
-        fd = host_open_file(&p, O_RDONLY, 0);
-        if (fd == -EACCES && S_ISREG(p.st.st_mode))
-            fd = host_open_file(&p, O_WRONLY, 0);
-        r = fd < 0 ? fd : fchmod(fd, (mode_t)a[2] & MODE_BITS) < 0 ? -errno : 0;
-        if (fd >= 0)
-            close(fd);
+    else if (!r) {
+        mode_t mode = (mode_t)a[2] & MODE_BITS;
+        r = syscall(SYS_FCHMODAT2, p.fd >= 0 ? p.fd : p.back->fd, "", mode, AT_EMPTY_PATH) < 0 ? -errno : 0;
+        if (r == -ENOSYS || r == -EPERM) {           /* before Linux 6.6: by a real descriptor, never by a path */
+            fd = host_open_file(&p, O_RDONLY, 0);
+            if (fd == -EACCES && S_ISREG(p.st.st_mode))
+                fd = host_open_file(&p, O_WRONLY, 0);
+            r = fd < 0 ? fd : fchmod(fd, mode) < 0 ? -errno : 0;
+            if (fd >= 0)
+                close(fd);
+        }
     }
     place_done(&p);
     return r;

@@ -262,7 +262,7 @@ static int node_charged(struct tmpfs *fs, uint32_t mode, const char *target, str
 
 int tmpfs_create(struct tmpfs *fs, struct tnode *dir, const char *name, uint32_t mode, const char *target, struct tnode **out)
 {
-    struct tnode *n;
+    struct tnode *n = 0;
     if (strlen(name) > NAME_MAX)
         return -ENAMETOOLONG;
     if (entry_find(fs, dir, name, strlen(name)))

@@ -136,11 +136,12 @@ static int start(void)
         for (int i = 0; i < 3; i++)
             if (hidden[i] == st.st_dev)
                 hidden[i] = 0;
-    /* Each VM its share of the cell's descriptors, so that none can take another's. The hard limit: the jail raises the soft one */
+    /* Each VM its share of the cell's descriptors, so that none can take another's. The jail raises the soft limit to
+     * the hard one or to 65536. */
     struct rlimit limit = {0, 0};
     getrlimit(RLIMIT_NOFILE, &limit);
     rlim_t share = limit.rlim_max / AFW_CELL_VMS;
-    fds_each = share > 1024 ? 1000 : share > 40 ? (uint32_t)share - 24 : 16;
+    fds_each = share > 1000 ? 1000 : share > 40 ? (uint32_t)share - 24 : 16;
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     started = now.tv_sec;
