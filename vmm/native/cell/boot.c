@@ -17,6 +17,8 @@
 #define SEL_UDATA 0x2b
 #define SEL_UCODE 0x33
 #define SEL_TSS 0x40
+#define TSS_BITMAP 0x68
+#define TSS_LIMIT 0x78
 #define MSR_STAR 0xc0000081
 #define MSR_LSTAR 0xc0000082
 #define MSR_CSTAR 0xc0000083
@@ -38,11 +40,14 @@ void boot_tables(struct machine *m)
     gdt[3] = 0x00cf93000000ffff;                 /* 0x18 kernel data */
     gdt[5] = 0x00cff3000000ffff;                 /* 0x2b user data */
     gdt[6] = 0x00affb000000ffff;                 /* 0x33 user code, 64 bit */
-    gdt[8] = 0x67ull | (uint64_t)(AFW_TSS & 0xffffff) << 16 | 0x8bull << 40 | (uint64_t)(AFW_TSS >> 24 & 0xff) << 56;
+    gdt[8] = (uint64_t)TSS_LIMIT | (uint64_t)(AFW_TSS & 0xffffff) << 16 | 0x8bull << 40 | (uint64_t)(AFW_TSS >> 24 & 0xff) << 56;
     uint64_t stack = AFW_EXC_STACK_TOP;
     memcpy(mem + AFW_TSS + 4, &stack, 8);        /* RSP0 */
     memcpy(mem + AFW_TSS + 0x24, &stack, 8);     /* IST1: also a trap taken inside the LSTAR stub finds a stack */
-    mem[AFW_TSS + 0x66] = 0x68;                  /* no I/O bitmap: IOPL 3 allows the doorbell */
+    /* IOPL 3 allows the doorbells, but pvm drops IOPL at its first return to CPL 3 and asks the bitmap: ports 0x30..0x33, no others. */
+    mem[AFW_TSS + 0x66] = TSS_BITMAP;
+    memset(mem + AFW_TSS + TSS_BITMAP, 0xff, TSS_LIMIT + 1 - TSS_BITMAP);
+    mem[AFW_TSS + TSS_BITMAP + AFW_PORT_KICK / 8] = 0xf0;
 
     for (uint64_t v = 0; v < 256; v++) {
         uint64_t at = AFW_EXC_STUBS + 16 * v, type = v == 3 || v == 4 ? 0xee01 : 0x8e01;   /* int3 and into from CPL 3; IST 1 */
@@ -99,7 +104,7 @@ int boot_vcpu(struct machine *m, uint64_t fs_base, uint64_t gs_base)
         (struct kvm_segment){.limit = 0xffffffff, .selector = SEL_UDATA, .present = 1, .type = 3, .dpl = 3, .db = 1, .s = 1, .g = 1};
     s.fs.base = fs_base;
     s.gs.base = gs_base;
-    s.tr = (struct kvm_segment){.base = AFW_TSS, .limit = 0x67, .selector = SEL_TSS, .type = 11, .present = 1};
+    s.tr = (struct kvm_segment){.base = AFW_TSS, .limit = TSS_LIMIT, .selector = SEL_TSS, .type = 11, .present = 1};
     s.ldt = (struct kvm_segment){.unusable = 1, .type = 2};
     s.gdt.base = AFW_GDT;
     s.gdt.limit = 0x7f;

@@ -3,6 +3,7 @@
  * It is given to KVM (KVM_SET_CPUID2) and, the same, to the shim (AFW_CPUID), which answers rewritten cpuid sites from it: where
  * KVM runs guests without trapping cpuid (pvm) that is the only mask there is.
  */
+#include <cpuid.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -48,6 +49,24 @@ static const struct kvm_cpuid_entry2 *find(const struct host_cpuid *h, uint32_t 
     return &none;
 }
 
+/* pvm (seen on 6.18) reports hardly any feature, not even XSAVE, while its guests run on the bare CPU and see all of it: then the
+ * CPU itself is asked. */
+static void ask_the_cpu(struct host_cpuid *h)
+{
+    const struct kvm_cpuid_entry2 *l1 = find(h, 1, 0);
+    uint32_t eax, ebx, ecx, edx;
+    __cpuid(1, eax, ebx, ecx, edx);
+    if (l1->ecx >> 26 & 1 || !(ecx >> 27 & 1))   /* KVM offers XSAVE, or the host does not use it */
+        return;
+    for (uint32_t i = 0; i < h->head.nent; i++) {
+        struct kvm_cpuid_entry2 *e = &h->entry[i];
+        if (e->function == 1 || e->function == 7 || e->function == 0x80000001 || (e->function >= 0x80000002 && e->function <= 0x80000004))
+            __cpuid_count(e->function, e->index, e->eax, e->ebx, e->ecx, e->edx);
+        if (e->function == 1)
+            e->ecx |= HYPERVISOR;
+    }
+}
+
 int cpu_setup(struct cpu_model *cpu, int kvm_fd, char *error, size_t size)
 {
     static struct host_cpuid host;
@@ -56,6 +75,7 @@ int cpu_setup(struct cpu_model *cpu, int kvm_fd, char *error, size_t size)
         snprintf(error, size, "KVM_GET_SUPPORTED_CPUID: %s", strerror(errno));
         return -1;
     }
+    ask_the_cpu(&host);
     const struct kvm_cpuid_entry2 *l0 = find(&host, 0, 0), *l1 = find(&host, 1, 0), *l7 = find(&host, 7, 0), *e0 = find(&host, 0x80000000, 0),
         *e1 = find(&host, 0x80000001, 0), *xs = find(&host, 0xd, 0);
     uint32_t c1 = l1->ecx & baseline(0, 0), d1 = l1->edx & (baseline(0, 1) | KERNEL_LEAF1_EDX), b7 = l7->ebx & baseline(1, 0);
