@@ -200,25 +200,24 @@ static enum after serve_exit(struct machine *m)
     switch (run->exit_reason) {
     case KVM_EXIT_IO:
         m->io_pending = true;
-        if (run->io.direction != KVM_EXIT_IO_OUT)
-            break;
-        if (run->io.port == AFW_PORT_KICK || run->io.port == AFW_PORT_WAIT) {
-            bool wait = run->io.port == AFW_PORT_WAIT;
+        uint16_t port = run->io.direction == KVM_EXIT_IO_OUT ? run->io.port : 0;
+        if (port == AFW_PORT_KICK || port == AFW_PORT_WAIT) {
+            bool wait = port == AFW_PORT_WAIT;
             *(wait ? &s->exits_wait : &s->exits_kick) += 1;
             sites_backstop(vm);
             return serve_ring(m, wait);
         }
-        if (run->io.port == AFW_PORT_EXC) {
+        if (port == AFW_PORT_EXC) {
             s->exits_fault++;
             fault_exception(m);
             return m->state == RUN_READY ? AGAIN : LEAVE;
         }
-        if (run->io.port == AFW_PORT_PANIC) {
+        if (port == AFW_PORT_PANIC) {
             volatile struct afw_ctl *ctl = vm->ctl;
             vm_end(m, AFW_EXIT_INTERNAL, 0, 0, "shim panic %u at line %u", ctl->panic_code, ctl->panic_line);
             return LEAVE;
         }
-        /* Another port: IOPL 3 lets a program try. Linux would have sent it SIGSEGV. */
+        /* Another port, or `in`: IOPL 3 lets a program try. Linux would have sent it SIGSEGV. */
         fault_access(m, false, 0);
         return m->state == RUN_READY ? AGAIN : LEAVE;
     case KVM_EXIT_MMIO:                          /* an address without memory */
