@@ -94,9 +94,7 @@ void die(int code, int sig) __attribute__((noreturn));
 void ring_out_wait(u64 deadline);
 
 /* mm.c */
-extern u8 mm_lazy;                   /* PROT_NONE mappings wait to be told to the host: mm_flush() before the next exit */
 void mm_init(void);
-void mm_flush(void);
 extern u64 mm_used, mm_peak;         /* bytes of accessible anonymous memory handed out, and the most there was */
 
 /* futex.c */

@@ -7,7 +7,8 @@
 #define ZERO_BY_HOST 0x400000ul      /* more dirt than this: fresh pages from the host are cheaper than memset */
 #define GIVE_BACK 0x800000ul         /* so much unmapped at once goes back to the host */
 
-u8 mm_lazy;
+static u8 lazy;                      /* fresh PROT_NONE in committed chunks that the host has not been told of */
+static u32 told;                     /* SQ index behind what flush() posted */
 static u64 brk_end;
 static u64 chunks[AFW_SPACE_END / AFW_CHUNK / 64 + 1];
 
@@ -37,19 +38,17 @@ s64 mm_commit(u64 start, u64 end)
             return -ENOMEM;
         for (; c < run; c += AFW_CHUNK)
             chunks[c / AFW_CHUNK / 64] |= 1ull << c / AFW_CHUNK % 64;
-        mm_lazy = 1;                 /* reservations that lie in them are open now */
+        lazy = 1;                    /* reservations that lie in them are open now */
     }
     return 0;
 }
 
-/* Tell the host of PROT_NONE mappings in committed chunks. */
-void mm_flush(void)
+/* Tell the host of them. Goes out with the next exit. */
+static void flush(void)
 {
-    static u8 busy;
-    if (busy)
+    if (!lazy)
         return;
-    busy = 1;
-    mm_lazy = 0;
+    lazy = 0;
     for (u32 i = 0; i < n_regions; i++) {
         if (!(regions[i].attr & A_LAZY))
             continue;
@@ -60,8 +59,8 @@ void mm_flush(void)
         while (stop < end && committed(stop) == open);
         if (stop < end) {
             if (region_room()) {
-                mm_lazy = 1;
-                break;
+                lazy = 1;
+                return;
             }
             i = region_cut(stop) - 1;
             end = stop;
@@ -69,9 +68,18 @@ void mm_flush(void)
         if (open) {
             ring_post(AFW_OP_PROTECT, start, end - start, 0, 0, 0, 0);
             regions[i].attr = (regions[i].attr & ~A_LAZY) | A_PROT;
+            told = CTL->sq_tail;
         }
     }
-    busy = 0;
+}
+
+/* Before a call returns: what it closed is closed. */
+static s64 settle(s64 result)
+{
+    flush();
+    if ((s32)(told - CTL->sq_head) > 0)
+        ring_kick();
+    return result;
 }
 
 static s64 zero(u64 start, u64 end)
@@ -208,7 +216,7 @@ s64 sys_mmap(u64 addr, u64 len, u64 prot, u64 flags, u64 fd, u64 offset)
             return r;
         r = ring_call(AFW_OP_MAPFILE, handle, start, len, prot, type & MAP_SHARED ? 1 : 2, offset);
         region_set(start, end, r < 0 ? A_FILE | A_DIRTY : A_MAP | attr | (u32)prot);
-        return r < 0 ? r : at;
+        return settle(r < 0 ? r : at);
     }
     if (!prot) {
         /* Costs nothing: what lies there stays until it is made accessible. Only another protection or a file must go now. */
@@ -221,8 +229,8 @@ s64 sys_mmap(u64 addr, u64 len, u64 prot, u64 flags, u64 fd, u64 offset)
             dirty = 0;
         }
         region_set(start, end, A_MAP | A_LAZY | (dirty & A_DIRTY));
-        mm_lazy = 1;
-        return at;
+        lazy = 1;
+        return settle(at);
     }
     if (mm_fresh(start, end))
         return -ENOMEM;
@@ -233,7 +241,7 @@ s64 sys_mmap(u64 addr, u64 len, u64 prot, u64 flags, u64 fd, u64 offset)
             return r;
     }
     region_set(start, end, attr);
-    return at;
+    return settle(at);
 }
 
 s64 sys_munmap(u64 addr, u64 len)
@@ -279,20 +287,18 @@ s64 sys_mprotect(u64 addr, u64 len, u64 prot)
     s64 r = 0;
     if (prot && more && (mm_used + more > CTL->memory_limit || mm_commit(addr, end)))
         r = -ENOMEM;
+    flush();                         /* from here on, A_LAZY means: in an uncommitted chunk */
+    first = region_at(addr);
     int tell = 0;
     for (i = first; !r && i < n_regions && regions[i].start < end; i++) {
         if (prot)
             r = reveal(i);
         u32 a = regions[i].attr;
         int open = !(a & (A_FILE | A_PROT));
-        if (a & A_LAZY)              /* as good as PROT_NONE already; else the host has it open */
-            tell |= prot && (prot & (PROT_W | PROT_X)) != PROT_W;
-        else
+        if (!(a & A_LAZY))
             tell |= (prot & PROT_X) || (a & A_FILE) || (open ? !(prot & PROT_W) : (a & PROT_ALL) != prot);
     }
     if (!r && tell) {
-        if (!prot)                   /* reservations in uncommitted chunks stay what they are */
-            mm_flush();
         for (u64 s = addr; r >= 0 && s < end;) {
             i = region_at(s);
             u64 e = regions[i].end;
@@ -317,7 +323,7 @@ s64 sys_mprotect(u64 addr, u64 len, u64 prot)
         region_change(i, a | (u32)prot);
     }
     region_merge(addr, end);
-    return r < 0 ? r : 0;
+    return settle(r < 0 ? r : 0);
 }
 
 #define MADV_DONTNEED 4
@@ -355,15 +361,15 @@ static s64 extend(u64 start, u64 end, u32 attr)
 {
     if (!(attr & PROT_ALL)) {
         region_set(start, end, A_MAP | A_LAZY);
-        mm_lazy = 1;
-        return 0;
+        lazy = 1;
+        return settle(0);
     }
     if (mm_used + (end - start) > CTL->memory_limit || mm_fresh(start, end))
         return -ENOMEM;
     if ((attr & A_PROT) && protect(start, end, attr & PROT_ALL) < 0)
         return -ENOMEM;
     region_set(start, end, attr);
-    return 0;
+    return settle(0);
 }
 
 #define MREMAP_MAYMOVE 1

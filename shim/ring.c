@@ -10,16 +10,12 @@ static u32 next_token;
 
 void ring_kick(void)
 {
-    if (mm_lazy)
-        mm_flush();
     OUT(AFW_PORT_KICK);
     after_exit();
 }
 
 void ring_out_wait(u64 deadline)
 {
-    if (mm_lazy)
-        mm_flush();
     CTL->deadline = deadline;
     OUT(AFW_PORT_WAIT);
 }
@@ -53,8 +49,6 @@ s64 ring_call(u16 op, u64 a0, u64 a1, u64 a2, u64 a3, u64 a4, u64 a5)
         CTL->n_local--;
         CTL->n_ring++;
     }
-    if (mm_lazy)
-        mm_flush();
     submit(op, 0, token, a);
     OUT(AFW_PORT_KICK);
     s64 res = 0;

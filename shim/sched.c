@@ -338,8 +338,6 @@ static s64 clone(u64 flags, u64 sp, u64 parent_tid, u64 child_tid, u64 tls)
     struct thread *t = kalloc(size);
     if (!t)
         return -EAGAIN;
-    if (mm_lazy)
-        ring_kick();                 /* its stack's guard must be there before it runs */
     t->xsave = (u8 *)(((u64)(t + 1) + 63) & ~63ul);
     t->stack_top = (((u64)t + size) & ~15ul) - 8;
     struct frame *f = (struct frame *)(t->stack_top - sizeof *f);

@@ -186,7 +186,7 @@ int main(void)
     sigaction(SIGFPE, &f, 0);
     if (!sigsetjmp(back, 1)) {
         volatile int zero = 0;
-        got = 1 / zero;
+        got = 100 / zero;
     }
     CHECK(got == SIGFPE && !on_alt);
 
