@@ -4,7 +4,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
 from agentfw_vmm import _lib
 
 ROOT = Path(__file__).parent.parent
