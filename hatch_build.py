@@ -45,9 +45,10 @@ def run(*command):
 def shim_blob(shim, out):
     """shim.ld refuses a blob over 36 KiB at link time."""
     flags = [
-        *("-m64", "-Os", "-std=gnu11", "-ffreestanding", "-fno-pic", "-no-pie", "-mcmodel=small", "-mno-red-zone"),
-        *("-mgeneral-regs-only", "-fno-stack-protector", "-fcf-protection=none", "-fno-asynchronous-unwind-tables"),
-        *("-fomit-frame-pointer", "-ffunction-sections", "-fdata-sections", *WARN),
+        *("-m64", "-Oz", "-std=gnu11", "-ffreestanding", "-fno-pic", "-no-pie", "-mcmodel=small", "-mno-red-zone"),
+        *("-mgeneral-regs-only", "-mpreferred-stack-boundary=3", "-fno-strict-aliasing", "-fno-stack-protector"),
+        *("-fcf-protection=none", "-fno-asynchronous-unwind-tables", "-fomit-frame-pointer"),
+        *("-ffunction-sections", "-fdata-sections", *WARN),
     ]
     link = ["-nostdlib", "-static", "-Wl,--gc-sections", "-Wl,--build-id=none", "-Wl,-z,noexecstack"]
     link += ["-Wl,--no-warn-rwx-segments", f"-Wl,-T,{shim}/shim.ld"]
