@@ -10,17 +10,26 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from .errors import ProtocolError  # noqa: F401
+from .errors import ProtocolError
 
 MAX_HEAD = 65536
 """Bytes of a head, up to and with the empty line."""
 MAX_HEADERS = 200
+MAX_LINE = 4096
+"""Bytes of a chunk's size line or a trailer field."""
+MAX_TRAILER = 8192
+
+HOP_BY_HOP = frozenset({"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te",
+"trailer",
+                        "transfer-encoding", "upgrade"})  # fmt: skip
 
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+\Z")
-_FIELD = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*?)[ \t]*\Z")
+_FIELD = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):([^\x00-\x08\x0a-\x1f\x7f]*)\Z")
 _VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]*\Z")
 _REQUEST_LINE = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]{1,32}) ([\x21-\x7e]{1,32768}) HTTP/([0-9]\.[0-9])\Z")
 _STATUS_LINE = re.compile(rb"HTTP/(1\.[01]) ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80-\xff]*))?\Z")
+_TARGET = re.compile(r"[\x21-\x7e]+\Z")
+_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[\t\x20-\x7e]{0,256})?\Z")
 _LENGTH = re.compile(r"(?:0|[1-9][0-9]{0,17})\Z")
 
 BodyTransform = Callable[[bytes, bool], bytes]
@@ -98,6 +107,11 @@ class Headers:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Headers) and self._items == other._items
 
+    def strip_hop_by_hop(self) -> None:
+        """Remove what concerns one connection only: HOP_BY_HOP and whatever `Connection` names."""
+        gone = HOP_BY_HOP.union(self.tokens("connection"))
+        self._items = [item for item in self._items if item[0].lower() not in gone]
+
     __hash__ = None  # type: ignore[assignment]  # mutable
 
     def __repr__(self) -> str:
@@ -110,7 +124,11 @@ def _latin1(value: str) -> bool:
 
 @dataclass(slots=True, repr=False)
 class RequestHead:
-    """`target` is origin-form ("/path?query") or "*" for OPTIONS; the host is the Destination's, not here."""
+    """`target` is origin-form ("/path?query"), or "*" for OPTIONS, once the relay has it; the host is the Destination's, not
+    here.
+
+    `version` is the agent's ("1.0", "1.1"); 1.1 is sent on.
+    """
 
     method: str
     target: str
@@ -119,6 +137,12 @@ class RequestHead:
 
     def __repr__(self) -> str:
         return f"<RequestHead {self.method} {ascii(self.target.partition('?')[0])[:200]}>"
+
+    def encode(self) -> bytes:
+        """The wire form, HTTP/1.1. ValueError if a hook put something there that is not one line."""
+        if not _TOKEN.match(self.method) or not _TARGET.match(self.target):
+            raise ValueError("method or target cannot be sent")
+        return _encode(f"{self.method} {self.target} HTTP/1.1", self.headers)
 
 
 @dataclass(slots=True, repr=False)
@@ -133,3 +157,216 @@ class ResponseHead:
 
     def __repr__(self) -> str:
         return f"<ResponseHead {self.status}>"
+
+    def encode(self) -> bytes:
+        """The wire form, HTTP/1.1. ValueError as for requests."""
+        if not 100 <= self.status <= 999 or not _VALUE.match(self.reason) or not _latin1(self.reason):
+            raise ValueError("status or reason cannot be sent")
+        return _encode(f"HTTP/1.1 {self.status} {self.reason}", self.headers)
+
+
+def _encode(line: str, headers: Headers) -> bytes:
+    lines = [line, *(f"{name}: {value}" for name, value in headers)]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def find_head_end(data: bytes | bytearray, limit: int = MAX_HEAD) -> int:
+    """Bytes of the head at the start of `data`, its empty line included, or -1 if it is not complete yet.
+
+    ProtocolError as soon as it can never become one: a line feed without its carriage return, an empty first line, too long.
+    """
+    end = data.find(b"\r\n\r\n")
+    stop = len(data) if end < 0 else end + 4
+    if data.count(b"\n", 0, stop) != data.count(b"\r\n", 0, stop):
+        raise ProtocolError("a line feed without a carriage return in the head")
+    if data[:2] == b"\r\n":
+        raise ProtocolError("an empty line where a head should begin")
+    if stop > limit:
+        raise ProtocolError("the head is too long", 431)
+    return stop if end >= 0 else -1
+
+
+def parse_request(data: bytes) -> RequestHead:
+    """A whole request head (from `find_head_end`). ProtocolError with the status to answer with."""
+    lines = data[:-4].split(b"\r\n")
+    match = _REQUEST_LINE.match(lines[0])
+    if match is None:
+        raise ProtocolError("bad request line")
+    version = match[3].decode()
+    if version not in ("1.0", "1.1"):
+        raise ProtocolError(f"HTTP/{version} is not spoken here", 505)
+    return RequestHead(match[1].decode(), match[2].decode(), _parse_fields(lines), version)
+
+
+def parse_response(data: bytes) -> ResponseHead:
+    """A whole response head. ProtocolError (502)."""
+    lines = data[:-4].split(b"\r\n")
+    match = _STATUS_LINE.match(lines[0])
+    if match is None:
+        raise ProtocolError("bad status line", 502)
+    try:
+        headers = _parse_fields(lines)
+    except ProtocolError as error:
+        raise ProtocolError(str(error), 502) from None
+    return ResponseHead(int(match[2]), (match[3] or b"").decode("latin-1"), headers, match[1].decode())
+
+
+def _parse_fields(lines: list[bytes]) -> Headers:
+    if len(lines) - 1 > MAX_HEADERS:
+        raise ProtocolError("too many header fields", 431)
+    items = []
+    for line in lines[1:]:
+        match = _FIELD.match(line)
+        if match is None:  # folded lines, blanks before the colon, control characters, bare CR
+            raise ProtocolError("bad header field")
+        items.append((match[1].decode(), match[2].strip(b" \t").decode("latin-1")))
+    return Headers._trusted(items)
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """How a body is delimited. `length` None with `chunked` False: until the end of the stream (responses only)."""
+
+    chunked: bool
+    length: int | None
+
+    @property
+    def empty(self) -> bool:
+        return self.length == 0 and not self.chunked
+
+
+NO_BODY = Framing(False, 0)
+
+
+def request_framing(head: RequestHead) -> Framing:
+    """ProtocolError if two readers could disagree."""
+    return _framing(head.headers, head.version, 400) or NO_BODY
+
+
+def response_framing(head: ResponseHead, method: str) -> Framing:
+    """Of a final response to `method`."""
+    if method == "HEAD" or head.status in (204, 304):
+        return NO_BODY
+    return _framing(head.headers, head.version, 502) or Framing(False, None)
+
+
+def _framing(headers: Headers, version: str, status: int) -> Framing | None:
+    codings = headers.get_all("transfer-encoding")
+    lengths = headers.get_all("content-length")
+    if codings:
+        if lengths:
+            raise ProtocolError("both Transfer-Encoding and Content-Length", status)
+        if version != "1.1":
+            raise ProtocolError("Transfer-Encoding in HTTP/1.0", status)
+        if len(codings) > 1 or codings[0].lower() != "chunked":
+            raise ProtocolError("a transfer coding other than chunked", 501 if status == 400 else status)
+        return Framing(True, None)
+    if lengths:
+        if len(lengths) > 1 or not _LENGTH.match(lengths[0]):
+            raise ProtocolError("bad Content-Length", status)
+        return Framing(False, int(lengths[0]))
+    return None
+
+
+class BodyReader:
+    """Takes a body off the bytes that carry it.
+
+    `feed()` gives the decoded bytes; then `done` may be set, and `leftover` holds what came behind the body. Trailer fields are
+    checked and dropped.
+    """
+
+    __slots__ = ("_buffer", "_left", "_state", "_status", "_trailer", "done", "framing", "leftover")
+
+    def __init__(self, framing: Framing, status: int = 400) -> None:
+        self.framing = framing
+        self.done = framing.empty
+        self.leftover = b""
+        self._status = status
+        self._left = framing.length or 0
+        self._buffer = b""
+        self._state = "size"
+        self._trailer = 0
+
+    def feed(self, data: bytes) -> bytes:
+        """ProtocolError for bad chunks. Everything fed after `done` is leftover."""
+        if self.done:
+            self.leftover += data
+            return b""
+        if self.framing.chunked:
+            return self._feed_chunked(data)
+        if self.framing.length is None:
+            return data
+        body = data[: self._left]
+        self._left -= len(body)
+        if not self._left:
+            self.done = True
+            self.leftover = data[len(body) :]
+        return body
+
+    def end(self) -> None:
+        """The stream ended. ProtocolError if the body did not."""
+        if not self.done:
+            if self.framing.chunked or self.framing.length is not None:
+                raise ProtocolError("the body was cut off", self._status)
+            self.done = True
+
+    def _feed_chunked(self, data: bytes) -> bytes:
+        buffer = self._buffer + data if self._buffer else data
+        pieces = []
+        at = 0
+        while not self.done:
+            if self._state == "data":
+                piece = buffer[at : at + self._left]
+                pieces.append(piece)
+                at += len(piece)
+                self._left -= len(piece)
+                if self._left:
+                    break
+                self._state = "end"
+            if self._state == "end":
+                if len(buffer) - at < 2:
+                    if buffer[at:] not in (b"", b"\r"):
+                        raise ProtocolError("a chunk is longer than its size", self._status)
+                    break
+                if buffer[at : at + 2] != b"\r\n":
+                    raise ProtocolError("a chunk is longer than its size", self._status)
+                at += 2
+                self._state = "size"
+            line = self._line(buffer, at)
+            if line is None:
+                break
+            at += len(line) + 2
+            if self._state == "size":
+                match = _CHUNK.match(line)
+                if match is None:
+                    raise ProtocolError("bad chunk size", self._status)
+                self._left = int(match[1], 16)
+                self._state = "data" if self._left else "trailer"
+            elif line:
+                self._trailer += len(line)
+                if _FIELD.match(line) is None or self._trailer > MAX_TRAILER:
+                    raise ProtocolError("bad trailer", self._status)
+            else:
+                self.done = True
+                self.leftover = buffer[at:]
+                at = len(buffer)
+        self._buffer = buffer[at:]
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _line(self, buffer: bytes, at: int) -> bytes | None:
+        end = buffer.find(b"\n", at)
+        if end < 0:
+            if len(buffer) - at > MAX_LINE:
+                raise ProtocolError("a line in a chunked body is too long", self._status)
+            return None
+        if end == at or buffer[end - 1] != 13 or end - at > MAX_LINE:
+            raise ProtocolError("bad line in a chunked body", self._status)
+        return buffer[at : end - 1]
+
+
+def encode_chunk(data: bytes) -> bytes:
+    """One chunk; b"" for no bytes (the last chunk is LAST_CHUNK)."""
+    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+
+
+LAST_CHUNK = b"0\r\n\r\n"

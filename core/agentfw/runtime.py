@@ -13,6 +13,7 @@ import errno
 import logging
 import socket
 from collections import Counter
+from collections.abc import Iterable
 
 import dnslib
 
@@ -21,7 +22,10 @@ from .agents import Agent, ExitReport
 from .config import Config
 from .destination import Destination, parse_address
 from .errors import ConnectError, Denied, DestinationError, ResolveError, UpstreamError
+from .flows import Flow
 from .plugins import PluginManager
+from .relay import relay
+from .relay.session import NameMemory
 from .upstream import TlsRequest, Upstream
 
 MAX_ADDRESSES = 16
@@ -41,6 +45,7 @@ class Runtime:
         self.config = config
         self.counters: Counter[str] = Counter()
         self._started = False
+        self._names: dict[str, NameMemory] = {}
 
     async def start(self) -> None:
         """Start the plugins. When one fails, those already started are stopped and its error is raised."""
@@ -59,7 +64,21 @@ class Runtime:
 
     def agent_exited(self, agent: Agent, report: ExitReport) -> None:
         """Tell the plugins, forget what was kept for this agent."""
+        self._names.pop(agent.id, None)
         self.plugins.exit(agent, report)
+
+    async def handle_flow(self, agent: Agent, flow: Flow) -> None:
+        """Serve one TCP or UDP flow of the agent's until it ends. Never raises but for cancellation, which resets the flow."""
+        await relay(self, agent, flow)
+
+    def learn(self, agent: Agent, name: str, found: Iterable[str]) -> None:
+        """The agent was told that `name` has these addresses."""
+        self._names.setdefault(agent.id, NameMemory()).learn(name, found)
+
+    def hosts(self, agent: Agent, address: str) -> list[str]:
+        """Whom the agent may mean by an address: the names it was given it for, newest first, then the address itself."""
+        memory = self._names.get(agent.id)
+        return [*(memory.names(address) if memory else ()), address]
 
     def statistics(self) -> dict[str, int | float]:
         """Counters of the core ("core.flows_opened", ...) and of each plugin ("dns.hits", ...)."""

@@ -1,0 +1,166 @@
+"""What the relays of one flow share: its agent, the bytes read ahead, whom it may be meant for, and when the guest has gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from ..agents import Agent
+from ..destination import Destination
+from ..errors import Denied
+from ..flows import Flow
+
+if TYPE_CHECKING:
+    from ..runtime import Runtime
+
+MAX_ADDRESSES = 4096
+"""Addresses remembered for one agent; the least recently used one goes."""
+MAX_NAMES = 16
+"""Names remembered for one address."""
+
+
+class GuestGone(Exception):
+    """The guest closed the flow: nobody waits for what is being done."""
+
+
+class NameMemory:
+    """Which addresses one agent was given for which names, so that a connect to an address is a connect to a name."""
+
+    __slots__ = ("_names",)
+
+    def __init__(self) -> None:
+        self._names: OrderedDict[str, OrderedDict[str, None]] = OrderedDict()
+
+    def learn(self, name: str, addresses: Iterable[str]) -> None:
+        """Both normalised."""
+        for address in addresses:
+            names = self._names.setdefault(address, OrderedDict())
+            self._names.move_to_end(address)
+            names[name] = None
+            names.move_to_end(name)
+            if len(names) > MAX_NAMES:
+                names.popitem(last=False)
+            if len(self._names) > MAX_ADDRESSES:
+                self._names.popitem(last=False)
+
+    def names(self, address: str) -> list[str]:
+        """Newest first."""
+        names = self._names.get(address)
+        if names is None:
+            return []
+        self._names.move_to_end(address)
+        return list(reversed(names))
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class Session:
+    """One TCP flow being relayed."""
+
+    def __init__(self, runtime: Runtime, agent: Agent, flow: Flow, address: str) -> None:
+        self.runtime = runtime
+        self.agent = agent
+        self.flow = flow
+        self.address = address
+        """Where the guest connected to, canonical."""
+        self.hosts = runtime.hosts(agent, address)
+        """Whom that may mean: the names that the agent was given this address for, newest first, then the address itself."""
+        self.buffer = bytearray()
+        """Bytes of the guest that were read and not yet used."""
+        self.ended = False
+        """The guest sends no more than what is in `buffer`."""
+        self.closed = False
+        self._interrupted: UntilClosed | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    async def fill(self) -> bool:
+        """Read more into `buffer`. False: the guest sends no more."""
+        if not self.ended:
+            data = await self.flow.receive()
+            if data:
+                self.buffer += data
+                return True
+            self.ended = True
+        return False
+
+    def take(self, length: int) -> bytes:
+        """The first `length` bytes of `buffer`, or fewer."""
+        data = bytes(self.buffer[:length])
+        del self.buffer[:length]
+        return data
+
+    async def permitted(self, scheme: str) -> Destination:
+        """The destination of this flow where nothing in it says which name is meant: the newest permitted one. Denied if none is."""
+        return await permitted(self.runtime, self.agent, scheme, self.hosts, self.flow.port)
+
+    def count(self, name: str) -> None:
+        self.runtime.counters[name] += 1
+
+    def until_closed(self) -> UntilClosed:
+        """`async with`: the block is cancelled, and GuestGone raised, when the guest closes the flow."""
+        return UntilClosed(self)
+
+    def watch(self) -> None:
+        """Begin to look out for the close; `unwatch()` must follow."""
+        self._watch = asyncio.get_running_loop().create_task(self._wait_closed())
+
+    def unwatch(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
+    async def _wait_closed(self) -> None:
+        await self.flow.wait_closed()
+        self.closed = True
+        if self._interrupted is not None:
+            self._interrupted.interrupt()
+
+
+async def permitted(runtime: Runtime, agent: Agent, scheme: str, hosts: list[str], port: int) -> Destination:
+    """The first of `hosts` that the agent may talk to. Denied (the first reason) if there is none."""
+    denied: Denied | None = None
+    for host in hosts:
+        destination = Destination(scheme, host, port)
+        try:
+            await runtime.plugins.allow(agent, destination)
+            if destination.is_address:
+                runtime.check_address(agent, destination, host)
+            return destination
+        except Denied as error:
+            denied = denied or error
+    assert denied is not None
+    raise denied
+
+
+class UntilClosed:
+    """As asyncio.timeout(), with the guest's close instead of a time."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._task: asyncio.Task[object] | None = None
+        self._cancelling = 0
+        self._fired = False
+
+    def interrupt(self) -> None:
+        if self._task is not None and not self._fired:
+            self._fired = True
+            self._task.cancel()
+
+    async def __aenter__(self) -> None:
+        if self._session.closed:
+            raise GuestGone
+        self._task = asyncio.current_task()
+        assert self._task is not None and self._session._interrupted is None
+        self._cancelling = self._task.cancelling()
+        self._session._interrupted = self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._session._interrupted = None
+        assert self._task is not None
+        if self._fired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise GuestGone from None
+
