@@ -4,7 +4,8 @@ A plugin is a module (named by an entry point of group ``agentfw.plugins``, or a
 `Plugin`; an entry point may name the class itself. The class may have
 
     name: str                                   # default: the entry point's or the file's name
-    config_type: type[msgspec.Struct] | None    # the table [name] of agentfw.toml; __init__ gets an instance
+    config_type: type[msgspec.Struct] | None    # the table [name] of agentfw.toml; __init__ gets an instance, and may
+                                                # raise ConfigError("key.in.the.table", "what is wrong")
     def __init__(self, config): ...             # without config_type: __init__(self)
 
 and implements hooks of `agentfw.hookspecs` with `agentfw.hookimpl`. A misspelt hook is an error at start.
@@ -32,7 +33,7 @@ import msgspec
 import pluggy
 
 from . import hookspecs
-from .errors import AgentfwError, Denied, HookError, PluginError, UnknownPlugin, UpstreamError
+from .errors import AgentfwError, ConfigError, Denied, HookError, PluginError, UnknownPlugin, UpstreamError
 
 if TYPE_CHECKING:
     from .agents import Agent, ExitReport
@@ -110,6 +111,10 @@ def _make(name: str, config: Config) -> tuple[str, object]:
     config_type: type[msgspec.Struct] | None = getattr(kind, "config_type", None)
     try:
         return name, kind() if config_type is None else kind(config.plugin(name, config_type))
+    except ConfigError as error:
+        if error.file is None and config_type is not None:  # raised by __init__ about a key of its table
+            raise config.error(f"{name}.{error.key}" if error.key else name, error.message) from None
+        raise
     except AgentfwError:
         raise
     except Exception as error:

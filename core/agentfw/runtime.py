@@ -20,11 +20,12 @@ import dnslib
 from . import addresses
 from .agents import Agent, ExitReport
 from .config import Config
-from .destination import Destination, parse_address
-from .errors import ConnectError, Denied, DestinationError, ResolveError, UpstreamError
+from .destination import Destination
+from .errors import ConnectError, Denied, ResolveError, UpstreamError
 from .flows import Flow
 from .plugins import PluginManager
 from .relay import relay
+from .relay.dns import reply_addresses
 from .relay.session import NameMemory
 from .upstream import TlsRequest, Upstream
 
@@ -177,39 +178,6 @@ class Runtime:
         if reply is None:
             raise ResolveError(name, "no plugin resolves names")
         return reply_addresses(reply, query, name, qtype)
-
-
-def reply_addresses(reply: bytes, query: dnslib.DNSRecord, name: str, qtype: int) -> list[str]:
-    """Addresses of type `qtype` that a wire reply gives for `name`, following its CNAMEs. ResolveError if it is an error or not
-    the reply to `query`."""
-    try:
-        record = dnslib.DNSRecord.parse(reply)
-        fits = record.header.id == query.header.id and record.header.qr and len(record.questions) == 1
-        fits = fits and record.q.qtype == qtype and record.q.qname == query.q.qname
-    except (dnslib.DNSError, ValueError, IndexError) as error:
-        raise ResolveError(name, "the reply is malformed") from error
-    if not fits:
-        raise ResolveError(name, "the reply is to another question")
-    if record.header.rcode:
-        raise ResolveError(name, dnslib.RCODE.forward.get(record.header.rcode, str(record.header.rcode)), record.header.rcode)
-    names = {name}
-    found = []
-    for _ in range(len(record.rr) + 1):  # the chain may come in any order
-        more = {str(r.rdata.label).rstrip(".").lower() for r in record.rr if r.rtype == dnslib.QTYPE.CNAME and _owner(r) in names}
-        if more <= names:
-            break
-        names |= more
-    for r in record.rr:
-        if r.rtype == qtype and _owner(r) in names:
-            try:
-                found.append(parse_address(str(r.rdata)))
-            except DestinationError as error:
-                raise ResolveError(name, "the reply is malformed") from error
-    return list(dict.fromkeys(found))
-
-
-def _owner(record: dnslib.RR) -> str:
-    return str(record.rname).rstrip(".").lower()
 
 
 def _interleaved(lists: list[list[str]]) -> list[str]:

@@ -1,19 +1,18 @@
 """A guest's resolver: questions out of UDP or TCP flows to the `resolve` hooks, their replies back as they are.
 
-An agent's question is checked (one question, a host name that policy allows) before any plugin sees it; the addresses in its answer
-are vetted and remembered before the agent sees them.
+An agent's question is checked (one question, a host name that policy allows) before any plugin sees it; the addresses in its
+answer are vetted and remembered before the agent sees them.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import TYPE_CHECKING
 
 import dnslib
 
 from ..agents import Agent
-from ..destination import Destination, parse_host
+from ..destination import Destination, parse_address, parse_host
 from ..errors import AgentfwError, Denied, DestinationError, HookError, ResolveError
 from ..flows import Flow
 
@@ -25,40 +24,11 @@ RESOLVER = "10.0.2.3"
 PORT = 53
 MAX_QUERY = 4096
 MAX_UDP_REPLY = 4096
-IN_FLIGHT = 64
-"""Questions of one UDP socket being answered at once; more are dropped, as a busy resolver does."""
 
 # Extended DNS errors, RFC 8914
 EDE_OTHER, EDE_BLOCKED, EDE_PROHIBITED, EDE_NO_REACHABLE = 0, 15, 18, 22
 
 log = logging.getLogger("agentfw.relay")
-
-
-async def relay_udp(runtime: Runtime, agent: Agent, flow: Flow) -> None:
-    """Until the guest closes the socket."""
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def serve(query: bytes, address: str, port: int) -> None:
-        reply = await answer(runtime, agent, query, udp=True)
-        if reply:
-            await flow.send_datagram(reply, address, port)
-
-    try:
-        while True:
-            query, address, port = await flow.receive_datagram()
-            if len(tasks) >= IN_FLIGHT:
-                runtime.counters["dns_dropped"] += 1
-                continue
-            task = asyncio.get_running_loop().create_task(serve(query, address, port))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-    except BrokenPipeError:
-        pass
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        flow.close()
 
 
 async def relay_tcp(runtime: Runtime, agent: Agent, flow: Flow) -> None:
@@ -107,7 +77,9 @@ async def answer(runtime: Runtime, agent: Agent, query: bytes, *, udp: bool) -> 
         runtime.counters["dns_denied"] += 1
         return _error(query, record, dnslib.RCODE.REFUSED, EDE_PROHIBITED, error.reason)
     except ResolveError as error:
-        return _error(query, record, error.rcode, EDE_NO_REACHABLE if error.rcode == dnslib.RCODE.SERVFAIL else None, error.reason)
+        return _error(
+            query, record, error.rcode, EDE_NO_REACHABLE if error.rcode == dnslib.RCODE.SERVFAIL else None, error.reason
+        )
     except HookError as error:
         log.error("%s: dns: %s", agent.name, error, exc_info=error.__cause__)
         return _error(query, record, dnslib.RCODE.SERVFAIL, EDE_OTHER, f"plugin {error.plugin} failed in {error.hook}")
@@ -137,8 +109,6 @@ async def _resolve(runtime: Runtime, agent: Agent, query: bytes, record: dnslib.
 
 def _vetted(runtime: Runtime, agent: Agent, destination: Destination, query: dnslib.DNSRecord, reply: bytes) -> bytes:
     """The reply, without the addresses that may not be dialled; Denied if that leaves none."""
-    from ..runtime import reply_addresses
-
     found = reply_addresses(reply, query, destination.host, query.q.qtype)
     denied: Denied | None = None
     permitted = []
@@ -156,16 +126,43 @@ def _vetted(runtime: Runtime, agent: Agent, destination: Destination, query: dns
     runtime.counters["dns_addresses_removed"] += len(found) - len(permitted)
     record = dnslib.DNSRecord.parse(reply)
     kept = set(permitted)
-    record.rr = [r for r in record.rr if r.rtype != query.q.qtype or _canonical(r) in kept]
+    record.rr = [r for r in record.rr if r.rtype != query.q.qtype or parse_address(str(r.rdata)) in kept]
     record.ar = [r for r in record.ar if r.rtype == dnslib.QTYPE.OPT]
     record.set_header_qa()
     return bytes(record.pack())
 
 
-def _canonical(record: dnslib.RR) -> str:
-    from ..destination import parse_address
+def reply_addresses(reply: bytes, query: dnslib.DNSRecord, name: str, qtype: int) -> list[str]:
+    """Addresses of type `qtype` that a wire reply gives for `name`, following its CNAMEs. ResolveError if it is an error or not
+    the reply to `query`."""
+    try:
+        record = dnslib.DNSRecord.parse(reply)
+        fits = record.header.id == query.header.id and record.header.qr and len(record.questions) == 1
+        fits = fits and record.q.qtype == qtype and record.q.qname == query.q.qname
+    except (dnslib.DNSError, ValueError, IndexError) as error:
+        raise ResolveError(name, "the reply is malformed") from error
+    if not fits:
+        raise ResolveError(name, "the reply is to another question")
+    if record.header.rcode:
+        raise ResolveError(name, dnslib.RCODE.forward.get(record.header.rcode, str(record.header.rcode)), record.header.rcode)
+    names = {name}
+    found = []
+    for _ in range(len(record.rr) + 1):  # the chain may come in any order
+        more = {str(r.rdata.label).rstrip(".").lower() for r in record.rr if r.rtype == dnslib.QTYPE.CNAME and _owner(r) in names}
+        if more <= names:
+            break
+        names |= more
+    for r in record.rr:
+        if r.rtype == qtype and _owner(r) in names:
+            try:
+                found.append(parse_address(str(r.rdata)))
+            except DestinationError as error:
+                raise ResolveError(name, "the reply is malformed") from error
+    return list(dict.fromkeys(found))
 
-    return parse_address(str(record.rdata))
+
+def _owner(record: dnslib.RR) -> str:
+    return str(record.rname).rstrip(".").lower()
 
 
 def question_name(record: dnslib.DNSRecord) -> str:

@@ -80,11 +80,13 @@ def refused(error: AgentfwError) -> bytes:
                 "message": str(error),
             }
         )
-    reason = "AGENTFW_DENIED" if isinstance(error, Denied) else "AGENTFW_PLUGIN_FAILED" if isinstance(error, HookError) else "AGENTFW_UPSTREAM"
+    reason = "AGENTFW_PLUGIN_FAILED" if isinstance(error, HookError) else "AGENTFW_UPSTREAM"
+    if isinstance(error, Denied):
+        reason = "AGENTFW_DENIED"
     message = f"{error} [{error.plugin}]" if isinstance(error, Denied) else str(error)
     return _frame({"ok": False, "verify_code": 0, "verify_message": "", "reason": reason, "message": message})
 
 
 def _frame(answer: dict[str, object]) -> bytes:
     body = msgspec.json.encode(answer)
-    return len(body).to_bytes(4) + body
+    return MAGIC + len(body).to_bytes(4) + body

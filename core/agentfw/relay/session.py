@@ -76,9 +76,14 @@ class Session:
         self.closed = False
         self._interrupted: UntilClosed | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._filling: asyncio.Task[bytes] | None = None
 
     async def fill(self) -> bool:
         """Read more into `buffer`. False: the guest sends no more."""
+        if self._filling is not None:
+            await asyncio.wait([self._filling])
+            self.take_fill()
+            return not self.ended
         if not self.ended:
             data = await self.flow.receive()
             if data:
@@ -87,6 +92,20 @@ class Session:
             self.ended = True
         return False
 
+    def begin_fill(self) -> asyncio.Task[bytes]:
+        """A read that outlives who waits for it; `take_fill()` takes what it got."""
+        if self._filling is None:
+            self._filling = asyncio.get_running_loop().create_task(self.flow.receive())
+        return self._filling
+
+    def take_fill(self) -> None:
+        """The read begun by `begin_fill()` is done: into the buffer with it."""
+        assert self._filling is not None
+        data = self._filling.result()
+        self._filling = None
+        self.buffer += data
+        self.ended = not data
+
     def take(self, length: int) -> bytes:
         """The first `length` bytes of `buffer`, or fewer."""
         data = bytes(self.buffer[:length])
@@ -94,7 +113,8 @@ class Session:
         return data
 
     async def permitted(self, scheme: str) -> Destination:
-        """The destination of this flow where nothing in it says which name is meant: the newest permitted one. Denied if none is."""
+        """The destination of this flow where nothing in it says which name is meant: the newest permitted one. Denied if none
+        is."""
         return await permitted(self.runtime, self.agent, scheme, self.hosts, self.flow.port)
 
     def count(self, name: str) -> None:
@@ -105,13 +125,14 @@ class Session:
         return UntilClosed(self)
 
     def watch(self) -> None:
-        """Begin to look out for the close; `unwatch()` must follow."""
+        """Begin to look out for the close; `end()` must follow."""
         self._watch = asyncio.get_running_loop().create_task(self._wait_closed())
 
-    def unwatch(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
+    def end(self) -> None:
+        """Stop the tasks that this session has begun."""
+        for task in (self._watch, self._filling):
+            if task is not None:
+                task.cancel()
 
     async def _wait_closed(self) -> None:
         await self.flow.wait_closed()
@@ -163,4 +184,3 @@ class UntilClosed:
         assert self._task is not None
         if self._fired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise GuestGone from None
-

@@ -1,0 +1,283 @@
+"""One flow from its opening to its end: which protocol it speaks, and the relay for that."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import re
+from typing import TYPE_CHECKING, Literal
+
+from ..agents import Agent
+from ..destination import Destination, parse_address, parse_host, parse_port
+from ..errors import AgentfwError, Denied, DestinationError, HookError, ProtocolError, TlsError
+from ..flows import Flow
+from ..upstream import TlsRequest, Upstream
+from . import dns, hello, preface
+from .http import HttpRelay
+from .raw import relay_raw
+from .session import GuestGone, Session
+from .udp import UdpRelay
+
+if TYPE_CHECKING:
+    from ..runtime import Runtime
+
+log = logging.getLogger("agentfw.relay")
+
+SPEAKS_FIRST = 0.3
+"""Seconds after which the server is connected to though the guest has said nothing: it may be the server's turn."""
+HTTP_PORTS = frozenset({80, 443})
+"""Here everything that is not TLS must be HTTP."""
+
+_METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT", "PRI")
+_LINE = re.compile(rb"[^\n]*HTTP/[0-9]")
+_WORD = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]*")
+_BLANKS = b"\r\n\t "
+_LONGEST_LINE = 40000
+
+_NOT_SPOKEN = frozenset({"h2", "h2c", "h3"})  # an agent falls back to HTTP/1.1, where request hooks see its requests
+_ALERT = b"\x15\x03\x03\0\2\2"  # a fatal alert but for its description
+_ACCESS_DENIED, _INTERNAL_ERROR = 49, 80
+
+Speaks = Literal["preface", "hello", "http", "raw"]
+
+
+async def relay(runtime: Runtime, agent: Agent, flow: Flow) -> None:
+    """Serve a flow until it ends. Cancelling resets it; nothing else is raised."""
+    runtime.counters[f"flows_{flow.kind}"] += 1
+    try:
+        await (_udp if flow.kind == "udp" else _tcp)(runtime, agent, flow)
+    except asyncio.CancelledError:
+        flow.reset()
+        raise
+    except (GuestGone, BrokenPipeError):
+        pass
+    except Denied as error:
+        runtime.counters["flows_denied"] += 1
+        log.info("%s: %s port %s: %s [%s]", agent.name, flow.address, flow.port, error, error.plugin)
+        flow.reset()
+    except HookError as error:
+        log.error("%s: %s port %s: %s", agent.name, flow.address, flow.port, error, exc_info=error.__cause__)
+        flow.reset()
+    except (AgentfwError, OSError) as error:
+        runtime.counters["flows_failed"] += 1
+        log.info("%s: %s port %s: %s", agent.name, flow.address, flow.port, error)
+        flow.reset()
+    except Exception:  # ours or a plugin's mistake costs this flow only
+        runtime.counters["flows_broken"] += 1
+        log.exception("%s: %s port %s", agent.name, flow.address, flow.port)
+        flow.reset()
+    finally:
+        flow.close()
+
+
+async def _udp(runtime: Runtime, agent: Agent, flow: Flow) -> None:
+    flow.opened()
+    await UdpRelay(runtime, agent, flow).run()
+
+
+async def _tcp(runtime: Runtime, agent: Agent, flow: Flow) -> None:
+    try:
+        address, _ = parse_address(flow.address), parse_port(flow.port)
+    except DestinationError:
+        flow.failed(errno.EADDRNOTAVAIL)
+        return
+    if address == dns.RESOLVER:
+        if flow.port != dns.PORT:
+            flow.failed(errno.ECONNREFUSED)
+            return
+        flow.opened()
+        await dns.relay_tcp(runtime, agent, flow)
+        return
+    session = Session(runtime, agent, flow, address)
+    try:
+        await _anything_permitted(session)
+    except Denied as error:
+        session.count("flows_denied")
+        log.info("%s: connect to %s port %s: %s [%s]", agent.name, address, flow.port, error, error.plugin)
+        flow.failed(errno.EACCES)
+        return
+    except AgentfwError as error:
+        log.error("%s: connect to %s port %s: %s", agent.name, address, flow.port, error, exc_info=error.__cause__)
+        flow.failed(errno.ECONNREFUSED)
+        return
+    flow.opened()
+    session.watch()
+    try:
+        await _speak(session)
+    finally:
+        session.end()
+
+
+async def _anything_permitted(session: Session) -> None:
+    """Denied if whatever the flow turns out to be, none of the hosts it can mean is permitted."""
+    denied: Denied | None = None
+    for scheme in ("https", "http", "tls", "tcp"):
+        try:
+            await session.permitted(scheme)
+            return
+        except Denied as error:
+            denied = denied or error
+    assert denied is not None
+    raise denied
+
+
+async def _speak(session: Session, destination: Destination | None = None, tls: TlsRequest | None = None) -> None:
+    """Find out what the guest says (inside its offloaded TLS, if `tls` is given) and relay it."""
+    http_only = session.flow.port in HTTP_PORTS or (tls is not None and any(name.startswith("http/") for name in tls.alpn))
+    upstream: Upstream | None = None
+    answer: asyncio.Task[bytes] | None = None
+    try:
+        if not http_only and not session.buffer and not await _guest_speaks(session):
+            upstream = await _connect_raw(session, destination, tls)
+            answer = asyncio.get_running_loop().create_task(upstream.receive())
+            await asyncio.wait([answer, session.begin_fill()], return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                await relay_raw(session, upstream, answer)
+                return
+            session.take_fill()
+        speaks = await _classify(session, http_only, tls is not None)
+        if speaks == "raw":
+            upstream = upstream or await _connect_raw(session, destination, tls)
+            await relay_raw(session, upstream, answer)
+            return
+    finally:
+        if answer is not None:
+            answer.cancel()
+        if upstream is not None:
+            upstream.release()
+    if speaks == "preface":
+        await _offloaded(session)
+    elif speaks == "hello":
+        await _passed_through(session)
+    else:
+        await HttpRelay(session, destination, tls).run()
+
+
+async def _guest_speaks(session: Session) -> bool:
+    """The guest's first bytes, or its end, come soon."""
+    filling = session.begin_fill()
+    await asyncio.wait([filling], timeout=SPEAKS_FIRST)
+    if filling.done():
+        session.take_fill()
+        return True
+    return False
+
+
+async def _connect_raw(session: Session, destination: Destination | None, tls: TlsRequest | None) -> Upstream:
+    """For bytes that nobody will look at; inside TLS that needs the same permission as TLS passed through."""
+    runtime, agent = session.runtime, session.agent
+    if destination is None:
+        return await runtime.connect(agent, await session.permitted("tcp"), None)
+    await runtime.plugins.allow(agent, Destination("tls", destination.host, destination.port))
+    return await runtime.connect(agent, destination, tls)
+
+
+async def _classify(session: Session, http_only: bool, inside_tls: bool) -> Speaks:
+    while True:
+        speaks = classify(session.buffer, session.ended, http_only, inside_tls)
+        if speaks is not None:
+            return speaks
+        await session.fill()
+
+
+def classify(buffer: bytes | bytearray, ended: bool, http_only: bool, inside_tls: bool) -> Speaks | None:
+    """What a stream that begins with `buffer` is; None: more bytes are needed.
+
+    Anything that a server might take for HTTP is "http", so that it meets the strict parser there and not a raw relay.
+    """
+    unclear: Speaks | None = None if not ended else "http" if http_only else "raw"
+    if not buffer:
+        return unclear
+    if not inside_tls:
+        if preface.MAGIC.startswith(buffer[: len(preface.MAGIC)]):
+            return "preface" if len(buffer) >= len(preface.MAGIC) else unclear
+        if buffer[0] == 0x16 and buffer[1:2] in (b"", b"\x03"):
+            return "hello" if len(buffer) > 1 else unclear
+    if http_only:
+        return "http"
+    text = bytes(buffer.lstrip(_BLANKS))
+    match = _WORD.match(text)
+    word = match[0].decode().upper() if match else ""
+    if len(word) == len(text) and not any(method.startswith(word) for method in _METHODS):
+        return unclear if len(text) < _LONGEST_LINE else "raw"  # no end of the word yet
+    if word in _METHODS and len(text) > len(word):
+        return "http"
+    if len(word) == len(text):
+        return unclear
+    if not word:
+        return "raw"
+    line, newline, _ = text.partition(b"\n")
+    if _LINE.match(line):
+        return "http"
+    if newline or len(text) > _LONGEST_LINE or any((byte < 32 and byte not in _BLANKS) or byte > 126 for byte in line):
+        return "raw"
+    return unclear
+
+
+async def _offloaded(session: Session) -> None:
+    """The TLS of the guest's `_ssl`: preface, real handshake, answer, then plaintext."""
+    while (length := preface.preface_length(session.buffer)) is None or len(session.buffer) < length:
+        if not await session.fill():
+            raise ProtocolError("the TLS preface was cut off")
+    hello_ = preface.parse_preface(session.take(length))
+    try:
+        destination, tls = await _tls_wanted(session, hello_)
+        upstream = await session.runtime.connect(session.agent, destination, tls)
+        info = upstream.tls
+        upstream.release(reusable=True)
+        if info is None:
+            raise TlsError("the connect hook gave a connection without TLS")
+    except AgentfwError as error:
+        session.count("tls_refused")
+        if isinstance(error, HookError):
+            log.error("%s: tls: %s", session.agent.name, error, exc_info=error.__cause__)
+        else:
+            log.info("%s: tls to %s port %s: %s", session.agent.name, ascii(hello_.server_name), session.flow.port, error)
+        await session.flow.send(preface.refused(error))
+        session.flow.send_eof()
+        return
+    session.count("tls_offloaded")
+    await session.flow.send(preface.accepted(info))
+    await _speak(session, destination, tls)
+
+
+async def _tls_wanted(session: Session, wish: preface.Preface) -> tuple[Destination, TlsRequest]:
+    alpn = tuple(name for name in wish.alpn if name not in _NOT_SPOKEN)
+    if wish.alpn and not alpn:
+        raise TlsError("none of the application protocols offered is spoken here", reason="NO_APPLICATION_PROTOCOL")
+    if wish.server_name is None:
+        destination = await session.permitted("https")
+    else:
+        destination = Destination.make("https", wish.server_name, session.flow.port)
+    return destination, TlsRequest(
+        server_name=None if destination.is_address else destination.host,
+        alpn=alpn,
+        verify=wish.verify,
+        check_hostname=wish.check_hostname,
+        cas=wish.certificates(),
+        minimum=max(wish.min, 0),
+        maximum=max(wish.max, 0),
+    )
+
+
+async def _passed_through(session: Session) -> None:
+    """The agent's own TLS, on a server name that policy allows. A refusal is an alert that its library can show."""
+    upstream: Upstream | None = None
+    try:
+        while (message := hello.client_hello(session.buffer)) is None:
+            if not await session.fill():
+                raise ProtocolError("the ClientHello was cut off")
+        name = hello.server_name(message)
+        if name is None:
+            destination = await session.permitted("tls")
+        else:
+            destination = Destination.make("tls", parse_host(name), session.flow.port)
+        upstream = await session.runtime.connect(session.agent, destination, None)
+    except AgentfwError as error:
+        denied = isinstance(error, (Denied, DestinationError, ProtocolError))
+        await session.flow.send(_ALERT + bytes([_ACCESS_DENIED if denied else _INTERNAL_ERROR]))
+        session.flow.send_eof()
+        raise
+    session.count("tls_passed_through")
+    await relay_raw(session, upstream)

@@ -1,0 +1,95 @@
+"""The server name in a ClientHello of an agent that brings its own TLS. Strict: what is not plainly one host name is refused."""
+
+from __future__ import annotations
+
+from ..errors import ProtocolError
+
+MAX_HELLO = 65536
+"""Bytes of records that a ClientHello may take."""
+_ENCRYPTED_CLIENT_HELLO = 0xFE0D
+
+
+def client_hello(buffer: bytes | bytearray) -> bytes | None:
+    """The ClientHello message's body out of the TLS records at the start of `buffer`; None while it is incomplete.
+
+    ProtocolError if these are not records with a ClientHello first.
+    """
+    message = bytearray()
+    at = 0
+    while True:
+        if len(message) >= 4:
+            if message[0] != 1:
+                raise ProtocolError("TLS does not begin with a ClientHello")
+            length = int.from_bytes(message[1:4])
+            if length > MAX_HELLO:
+                raise ProtocolError("the ClientHello is too long")
+            if len(message) >= 4 + length:
+                return bytes(message[4 : 4 + length])
+        if len(buffer) - at < 5:
+            return None
+        size = int.from_bytes(buffer[at + 3 : at + 5])
+        if buffer[at] != 22 or buffer[at + 1] != 3 or not 1 <= size <= 16384 or at > MAX_HELLO:
+            raise ProtocolError("not a TLS handshake record")
+        if len(buffer) < at + 5 + size:
+            return None
+        message += buffer[at + 5 : at + 5 + size]
+        at += 5 + size
+
+
+class _Reader:
+    """Takes length-prefixed pieces; ProtocolError beyond the end."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.at = 0
+
+    def take(self, length: int) -> bytes:
+        piece = self.data[self.at : self.at + length]
+        if len(piece) != length:
+            raise ProtocolError("the ClientHello is malformed")
+        self.at += length
+        return piece
+
+    def vector(self, size: int) -> bytes:
+        return self.take(int.from_bytes(self.take(size)))
+
+    @property
+    def more(self) -> bool:
+        return self.at < len(self.data)
+
+
+def server_name(hello: bytes) -> str | None:
+    """The name as it stands in server_name (not normalised), None if there is no such extension.
+
+    ProtocolError: malformed, several names, an extension twice, an encrypted inner hello (which would hide the name that counts).
+    """
+    reader = _Reader(hello)
+    reader.take(2 + 32)
+    reader.vector(1)
+    reader.vector(2)
+    reader.vector(1)
+    if not reader.more:
+        return None
+    extensions = _Reader(reader.vector(2))
+    if reader.more:
+        raise ProtocolError("the ClientHello is malformed")
+    seen: dict[int, bytes] = {}
+    while extensions.more:
+        kind = int.from_bytes(extensions.take(2))
+        if kind in seen:
+            raise ProtocolError("the ClientHello is malformed")
+        seen[kind] = extensions.vector(2)
+    if _ENCRYPTED_CLIENT_HELLO in seen:
+        raise ProtocolError("an encrypted ClientHello hides its destination")
+    if 0 not in seen:
+        return None
+    outer = _Reader(seen[0])
+    names = _Reader(outer.vector(2))
+    kind = names.take(1)[0]
+    name = names.vector(2)
+    if outer.more or names.more or kind != 0:
+        raise ProtocolError("the ClientHello names more than one server")
+    try:
+        return name.decode("ascii")
+    except UnicodeDecodeError:
+        raise ProtocolError("the server name is not ASCII") from None

@@ -1,0 +1,457 @@
+"""HTTP/1 between a guest and its upstreams, one request at a time.
+
+For each request: its head is parsed from a private copy and checked, a connection is leased for its destination, the `request`
+hooks see the head, a head written anew goes out, and the response comes back the same way. Requests on one flow are served in
+order (pipelined ones wait in the ring), all for one destination. What a peer leaves ambiguous ends the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+
+import msgspec
+
+from ..destination import Destination, parse_authority
+from ..errors import AgentfwError, Denied, DestinationError, HookError, ProtocolError, UpstreamError
+from ..http1 import (
+    LAST_CHUNK,
+    NO_BODY,
+    BodyReader,
+    BodyTransform,
+    Framing,
+    RequestHead,
+    ResponseHead,
+    encode_chunk,
+    find_head_end,
+    parse_request,
+    parse_response,
+    request_framing,
+    response_framing,
+)
+from ..upstream import TlsRequest, Upstream
+from .raw import relay_raw
+from .session import Session
+
+MAX_INTERIM = 32
+"""1xx responses to one request."""
+_ABSOLUTE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)(.*)\Z")
+_REPLAYABLE = frozenset({"GET", "HEAD", "OPTIONS"})
+_FRAMING = ("transfer-encoding", "connection", "keep-alive", "te", "trailer", "upgrade")
+_REASONS = {400: "Bad Request", 403: "Forbidden", 417: "Expectation Failed", 431: "Request Header Fields Too Large",
+            405: "Method Not Allowed", 501: "Not Implemented", 502: "Bad Gateway", 505: "HTTP Version Not Supported"}  # fmt: skip
+
+log = logging.getLogger("agentfw.relay")
+
+
+class _Stale(Exception):
+    """A reused connection turned out to be closed before a byte of the response came."""
+
+
+class HttpRelay:
+    """The HTTP/1 requests of one flow. `destination` None (plain HTTP): the first request's Host says which of the names that the
+    agent may mean by the flow's address it is."""
+
+    def __init__(self, session: Session, destination: Destination | None, tls: TlsRequest | None) -> None:
+        self.session = session
+        self.tls = tls
+        self._destination = destination
+        self._scheme = "https" if tls is not None else "http"
+
+    async def run(self) -> None:
+        """Until one side ends the connection. GuestGone if the guest went away amid a response."""
+        session = self.session
+        while True:
+            try:
+                data = await self._read_head()
+                if data is None:
+                    break
+                head = parse_request(data)
+                destination = await self._whom(head)
+                self._whom_target(head, destination)
+                framing = request_framing(head)
+            except (ProtocolError, DestinationError) as error:
+                session.count("http_bad_requests")
+                await self._answer_error(error, False, "")
+                break
+            except Denied as error:
+                await self._answer_error(error, False, "")
+                break
+            self._destination = destination
+            session.count("http_requests")
+            exchange = Exchange(self.session, destination, self.tls, head, framing)
+            try:
+                keep = await exchange.run()
+            except (Denied, HookError, UpstreamError, ProtocolError) as error:
+                if exchange.answered:  # the guest must not take what it has for the whole
+                    log.info("%s: %s %s: %s", session.agent.name, head.method, destination, error)
+                    session.count("http_broken_responses")
+                    session.flow.reset()
+                    return
+                keep = exchange.keep and exchange.body.done
+                await self._answer_error(error, keep, head.method)
+            if exchange.upgraded or not keep:
+                break
+        if not session.closed:
+            session.flow.send_eof()
+
+    async def _read_head(self) -> bytes | None:
+        """One head; None at the guest's end (also in the middle of a head: there is nobody to answer)."""
+        session = self.session
+        while True:
+            if session.buffer:
+                end = find_head_end(session.buffer)
+                if end >= 0:
+                    return session.take(end)
+            if not await session.fill():
+                return None
+
+    async def _whom(self, head: RequestHead) -> Destination:
+        """The request's destination, out of everything in it that names one. ProtocolError unless all name this connection's."""
+        named = head.headers.get_all("host")
+        if len(named) > 1 or (not named and head.version != "1.0"):
+            raise ProtocolError("not exactly one Host")
+        absolute = _ABSOLUTE.match(head.target)
+        if absolute is not None:
+            if absolute[1].lower() != self._scheme:
+                raise ProtocolError("the request names another scheme than this connection")
+            named.append(absolute[2])
+        destination = self._destination
+        for text in named:
+            host, port = parse_authority(text, 0)
+            if destination is None and host in self.session.hosts:
+                destination = Destination("http", host, self.session.flow.port)
+            if destination is None or host != destination.host or (port or destination.port) != destination.port:
+                raise ProtocolError("the request names another host than this connection")
+        return destination or await self.session.permitted("http")
+
+    def _whom_target(self, head: RequestHead, destination: Destination) -> None:
+        """Make the target origin-form; refuse the other forms."""
+        absolute = _ABSOLUTE.match(head.target)
+        if absolute is not None:
+            head.target = absolute[3] if absolute[3].startswith("/") else "/" + absolute[3]
+        if head.method.upper() == "CONNECT":
+            raise ProtocolError("CONNECT is not for this connection", 405)
+        if "#" in head.target or not (head.target.startswith("/") or (head.target == "*" and head.method == "OPTIONS")):
+            raise ProtocolError("bad request target")
+        expected = head.headers.tokens("expect")
+        if expected and expected != ["100-continue"]:
+            raise ProtocolError("only 100-continue can be expected", 417)
+
+    async def _answer_error(self, error: AgentfwError, keep: bool, method: str) -> None:
+        """An error as JSON, of one shape for all causes."""
+        session = self.session
+        about: dict[str, str] = {"type": "agentfw_upstream_failed", "message": str(error), "agent": session.agent.name}
+        status = 502
+        if isinstance(error, Denied):
+            status = 403
+            about.update(type="agentfw_denied", rule=error.rule, plugin=error.plugin)
+            session.count("http_denied")
+            log.info("%s: %s: %s [%s]", session.agent.name, self._destination, error, error.plugin)
+        elif isinstance(error, HookError):
+            about.update(type="agentfw_plugin_failed", plugin=error.plugin, hook=error.hook, message="a plugin failed")
+            session.count("http_plugin_failures")
+            log.error("%s: %s: %s", session.agent.name, self._destination, error, exc_info=error.__cause__)
+        elif isinstance(error, DestinationError) or (isinstance(error, ProtocolError) and error.status != 502):
+            status = getattr(error, "status", 400)
+            about.update(type="agentfw_bad_request")
+        else:
+            session.count("http_upstream_failures")
+            log.info("%s: %s: %s", session.agent.name, self._destination, error)
+        body = msgspec.json.encode({"error": about})
+        lines = [
+            f"HTTP/1.1 {status} {_REASONS.get(status, 'Error')}",
+            "Content-Type: application/json",
+            f"Content-Length: {len(body)}",
+            *(() if keep else ("Connection: close",)),
+        ]
+        head = ("\r\n".join(lines) + "\r\n\r\n").encode()
+        await session.flow.send(head if method == "HEAD" else head + body)
+
+
+class Exchange:
+    """One request and its response."""
+
+    def __init__(
+        self, session: Session, destination: Destination, tls: TlsRequest | None, head: RequestHead, framing: Framing
+    ) -> None:
+        self.session = session
+        self.destination = destination
+        self.tls = tls
+        self.head = head
+        self.framing = framing
+        self.body = BodyReader(framing)
+        """The request's, as far as it was read."""
+        self.answered = False
+        """A byte of the final response went to the guest."""
+        self.upgraded = False
+        self.keep = head.version == "1.1" and "close" not in head.headers.tokens("connection")
+        """The guest may send another request on this flow, once this one was read to its end."""
+        self._expects = "expect" in head.headers
+        self._upgrade = self._wanted_upgrade()
+        self._pump: asyncio.Task[None] | None = None
+        self._sent_all = framing.empty
+
+    async def run(self) -> bool:
+        """Whether the flow can carry another request. Errors as raised by hooks and connections; ProtocolError."""
+        self.head.headers.strip_hop_by_hop()
+        for retry in (True, False):
+            upstream = await self.session.runtime.connect(self.session.agent, self.destination, self.tls)
+            try:
+                request = RequestHead(self.head.method, self.head.target, self.head.headers.copy(), self.head.version)
+                try:
+                    await self.session.runtime.plugins.request(self.session.agent, self.destination, request, upstream.tls)
+                except BaseException:
+                    upstream.release(reusable=True)  # nothing was sent on it
+                    raise
+                return await self._run(upstream, request)
+            except _Stale:
+                self.session.count("http_stale_connections")
+                if not retry:
+                    break
+            finally:
+                await self._stop_pump()
+                upstream.release()
+        raise UpstreamError("the server closed the connection before it answered")
+
+    def _wanted_upgrade(self) -> str | None:
+        """The protocol to switch to, if the request asks for one that can be relayed. HTTP/2 cannot."""
+        headers = self.head.headers
+        tokens = headers.tokens("upgrade")
+        if len(tokens) != 1 or "upgrade" not in headers.tokens("connection"):
+            return None
+        if not self.framing.empty or self.head.version != "1.1":
+            return None
+        return None if tokens[0].startswith("h2") else tokens[0]
+
+    async def _run(self, upstream: Upstream, request: RequestHead) -> bool:
+        out = self._encode_request(request) + self._encode_body(self._buffered_body())
+        try:
+            await upstream.send(out)
+            self._sent_all = self.body.done
+        except (OSError, UpstreamError):  # it may have answered and closed: reading tells
+            self._sent_all = False
+        else:
+            if not self.body.done:
+                self._pump = asyncio.get_running_loop().create_task(self._send_body(upstream))
+        async with self.session.until_closed():
+            response, rest = await self._read_response_head(upstream, request)
+            if response.status != 101:
+                return await self._relay_response(upstream, request, response, rest)
+        self.answered = self.upgraded = True
+        await self.session.flow.send(response.encode())
+        await relay_raw(self.session, upstream, rest or None)
+        return False
+
+    def _encode_request(self, request: RequestHead) -> bytes:
+        headers = request.headers
+        for name in _FRAMING:
+            headers.remove(name)
+        headers.set("Host", self.destination.authority)
+        if self.framing.chunked:
+            headers.remove("content-length")
+            headers.set("Transfer-Encoding", "chunked")
+        elif self.framing.length or "content-length" in self.head.headers:
+            headers.set("Content-Length", str(self.framing.length))
+        else:
+            headers.remove("content-length")
+        if self._upgrade is not None:
+            headers.set("Connection", "Upgrade")
+            headers.set("Upgrade", self._upgrade)
+        try:
+            return request.encode()
+        except ValueError as error:
+            raise HookError("?", "request", str(error)) from None
+
+    # -- the request's body
+
+    def _buffered_body(self) -> bytes:
+        """What of the body has been read already, decoded."""
+        session = self.session
+        if self.body.done or not session.buffer:
+            return b""
+        piece = self.body.feed(session.take(len(session.buffer)))
+        if self.body.done:
+            session.buffer[:0] = self.body.leftover
+        return piece
+
+    def _encode_body(self, piece: bytes) -> bytes:
+        if not self.framing.chunked:
+            return piece
+        return encode_chunk(piece) + (LAST_CHUNK if self.body.done else b"")
+
+    async def _send_body(self, upstream: Upstream) -> None:
+        """The rest of the body as it comes. ProtocolError if the guest breaks it off or garbles it."""
+        while not self.body.done:
+            if not self.session.buffer and not await self.session.fill():
+                self.body.end()
+            out = self._encode_body(self._buffered_body())
+            if out:
+                try:
+                    await upstream.send(out)
+                except (OSError, UpstreamError):  # as above
+                    return
+        self._sent_all = True
+
+    async def _stop_pump(self) -> None:
+        if self._pump is not None:
+            self._pump.cancel()
+            await asyncio.gather(self._pump, return_exceptions=True)
+            self._pump = None
+
+    # -- the response
+
+    async def _receive(self, upstream: Upstream) -> bytes:
+        """More bytes of the response; b"" at its stream's end. Raises what went wrong with the request's body meanwhile."""
+        pump = self._pump
+        if pump is None or pump.done():
+            if pump is not None:
+                pump.result()
+            return await upstream.receive()
+        receiving = asyncio.get_running_loop().create_task(upstream.receive())
+        try:
+            await asyncio.wait([receiving, pump], return_when=asyncio.FIRST_COMPLETED)
+            if pump.done():
+                pump.result()
+            return await receiving
+        finally:
+            receiving.cancel()
+
+    async def _read_response_head(self, upstream: Upstream, request: RequestHead) -> tuple[ResponseHead, bytes]:
+        """The final head (or that of the switch to another protocol) and the bytes behind it. Passes 1xx on."""
+        buffer = b""
+        interim = 0
+        while True:
+            end = find_response_head_end(buffer)
+            if end < 0:
+                try:
+                    data = await self._receive(upstream)
+                except OSError as error:
+                    if not buffer and not interim:
+                        self._check_stale(upstream)
+                    raise UpstreamError(f"connection to {self.destination} failed: {error.strerror or error}") from error
+                if not data:
+                    if not buffer and not interim:
+                        self._check_stale(upstream)
+                    raise UpstreamError(f"{self.destination} closed the connection before it answered")
+                buffer += data
+                continue
+            head = parse_response(buffer[:end])
+            buffer = buffer[end:]
+            if head.status >= 200:
+                return head, buffer
+            interim += 1
+            if interim > MAX_INTERIM:
+                raise ProtocolError("too many interim responses", 502)
+            connection = head.headers.tokens("connection")
+            protocol = head.headers.tokens("upgrade")
+            head.headers.strip_hop_by_hop()
+            head.headers.remove("content-length")
+            if head.status == 101:
+                if self._upgrade is None or protocol != [self._upgrade] or "upgrade" not in connection:
+                    raise ProtocolError("a switch of protocols that was not asked for", 502)
+                await self._hook_response(request, head)
+                head.headers.set("Connection", "Upgrade")
+                head.headers.set("Upgrade", self._upgrade)
+                return head, buffer
+            if self.head.version == "1.1" and (head.status != 100 or self._expects):
+                await self.session.flow.send(head.encode())
+
+    def _check_stale(self, upstream: Upstream) -> None:
+        if upstream.reused and self.framing.empty and self.head.method in _REPLAYABLE:
+            raise _Stale
+
+    async def _hook_response(self, request: RequestHead, head: ResponseHead) -> None:
+        await self.session.runtime.plugins.response(self.session.agent, self.destination, request, head)
+
+    async def _relay_response(self, upstream: Upstream, request: RequestHead, head: ResponseHead, data: bytes) -> bool:
+        framing = response_framing(head, request.method)
+        reusable = head.version == "1.1" and "close" not in head.headers.tokens("connection")
+        delimited = framing.chunked or framing.length is not None
+        lengths = head.headers.get_all("content-length")
+        head.headers.strip_hop_by_hop()
+        await self._hook_response(request, head)
+        writer = BodyWriter(head, framing, lengths, self.head)
+        keep = self.keep and writer.delimited and (self.body.done or self._pump is None)
+        if self._pump is not None and not self._pump.done():
+            keep = False  # answered before it had read the request: what it makes of the rest is its own affair
+        if not keep:
+            head.headers.set("Connection", "close")
+        body = BodyReader(framing, 502)
+        try:
+            out = head.encode()
+        except ValueError as error:
+            raise HookError("?", "response", str(error)) from None
+        self.answered = True
+        while True:
+            piece = body.feed(data) if data or body.done else b""
+            if body.done:
+                self._release(upstream, body, reusable and delimited)
+            out += writer.write(piece, body.done)
+            if out:
+                await self.session.flow.send(out)
+            if body.done:
+                break
+            try:
+                data = await self._receive(upstream)
+            except OSError as error:
+                raise UpstreamError(f"connection to {self.destination} failed: {error.strerror or error}") from error
+            out = b""
+            if not data:
+                body.end()
+                upstream.release()
+                out = writer.write(b"", True)
+                if out:
+                    await self.session.flow.send(out)
+                break
+        self.session.count("http_responses")
+        return keep and self.body.done
+
+    def _release(self, upstream: Upstream, body: BodyReader, reusable: bool) -> None:
+        """The response is complete: the next may have the connection, unless something was left on it."""
+        if body.leftover:
+            self.session.count("http_extra_bytes")
+            log.warning("%s sent %d bytes behind its response; connection closed", self.destination, len(body.leftover))
+        upstream.release(reusable=reusable and not body.leftover and self._sent_all)
+
+
+class BodyWriter:
+    """Frames a response's body for the guest; sets the head's framing fields accordingly."""
+
+    def __init__(self, head: ResponseHead, framing: Framing, lengths: list[str], request: RequestHead) -> None:
+        self._transforms: list[BodyTransform] = head.transforms if framing is not NO_BODY else []
+        self._chunked = False
+        self.delimited = True
+        """The guest can tell where the body ends."""
+        headers = head.headers
+        for name in _FRAMING:
+            headers.remove(name)
+        if framing is NO_BODY:
+            if head.status == 204 or len(lengths) != 1 or not lengths[0].isdigit():
+                headers.remove("content-length")
+            else:  # of what GET would have got
+                headers.set("Content-Length", lengths[0])
+        elif framing.length is not None and not self._transforms:
+            headers.set("Content-Length", str(framing.length))
+        else:
+            headers.remove("content-length")
+            self._chunked = self.delimited = request.version == "1.1"
+            if self._chunked:
+                headers.set("Transfer-Encoding", "chunked")
+
+    def write(self, piece: bytes, last: bool) -> bytes:
+        """What to send for the next piece of the body."""
+        for transform in self._transforms:
+            piece = transform(piece, last)
+        if not self._chunked:
+            return piece
+        return encode_chunk(piece) + (LAST_CHUNK if last else b"")
+
+
+def find_response_head_end(buffer: bytes) -> int:
+    """As `find_head_end`, with the error that an upstream's mistake is."""
+    try:
+        return find_head_end(buffer)
+    except ProtocolError as error:
+        raise ProtocolError(f"bad response: {error}", 502) from None

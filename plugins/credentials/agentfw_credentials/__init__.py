@@ -1,0 +1,211 @@
+"""Secrets that agents use and never hold: a header set by the runtime, on the routes that the operator names.
+
+    [[credentials.rule]]
+    host = "api.openai.com"                     # exact; another port than 443 as "host:port"
+    header = "authorization"
+    value = "Bearer ${env:OPENAI_API_KEY}"      # or ${file:/run/secrets/openai}
+    placeholder = "sk-agentfw-placeholder"      # what agents are given as their "key"
+
+Only over TLS that the host verified. An agent's own key on such a route, and a placeholder or secret on its way to anywhere else,
+are refused. Secrets live in this object only; no repr, message or counter shows them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from agentfw import Agent, ConfigError, Denied, Destination, TlsInfo, hookimpl
+from agentfw.destination import parse_authority
+from agentfw.http1 import HOP_BY_HOP, Headers
+
+if TYPE_CHECKING:
+    from agentfw import RequestHead
+
+_SOURCE = re.compile(r"\$\{(env|file):([^}]*)\}")
+_NOT_CREDENTIALS = HOP_BY_HOP | {"host", "content-length", "expect"}
+KEY_HEADERS = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-key", "x-auth-token", "cookie"})
+"""Where an agent could put a key of its own on an injected route."""
+_SCHEME = re.compile(r"(?:bearer|token|basic|apikey) +", re.IGNORECASE)
+
+
+class RuleConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """One [[credentials.rule]]."""
+
+    host: str
+    header: str
+    value: str
+    placeholder: str = "sk-agentfw-placeholder"
+
+    def __repr__(self) -> str:  # the value may be literal
+        return f"RuleConfig(host={self.host!r}, header={self.header!r})"
+
+
+class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Table [credentials]."""
+
+    rule: tuple[RuleConfig, ...] = ()
+
+
+class Rule:
+    """A checked rule with its secret. `name` is what messages call it."""
+
+    __slots__ = ("_value", "header", "host", "name", "placeholder", "port", "secrets", "shown")
+
+    def __init__(self, config: RuleConfig, environment: Mapping[str, str]) -> None:
+        """ConfigError (key within the rule) if it cannot be used."""
+        try:
+            self.host, self.port = parse_authority(config.host, 443)
+        except ValueError as error:
+            raise ConfigError("host", str(error)) from None
+        self.header = config.header.lower()
+        try:
+            Headers([(self.header, "")])
+        except ValueError:
+            raise ConfigError("header", "not a header name") from None
+        if self.header in _NOT_CREDENTIALS:
+            raise ConfigError("header", f"{self.header} cannot carry a credential")
+        self.name = f"credentials: {config.host} {self.header}"
+        self.placeholder = config.placeholder
+        if (
+            len(self.placeholder) < 8
+            or not self.placeholder.isascii()
+            or not self.placeholder.isprintable()
+            or " " in self.placeholder
+        ):
+            raise ConfigError("placeholder", "must be at least 8 printable ASCII characters without blanks")
+        self.secrets: tuple[str, ...] = tuple(_read(kind, where, environment) for kind, where in _SOURCE.findall(config.value))
+        left = iter(self.secrets)
+        self._value = _SOURCE.sub(lambda _: next(left), config.value)
+        self.shown = _SOURCE.sub(lambda _: self.placeholder, config.value)
+        """The value as an agent that fills in its placeholder sends it."""
+        _check_value(self._value)
+        if not self.secrets:
+            self.secrets = (self._value,)
+            self.shown = self.placeholder
+        if any(self.placeholder in secret or secret in self.placeholder for secret in self.secrets):
+            raise ConfigError("placeholder", "must differ from the secret")
+
+    def __repr__(self) -> str:
+        return f"<Rule {self.name}>"
+
+    def apply(self, headers: Headers) -> None:
+        """Set the header."""
+        headers.set(self.header, self._value)
+
+
+def _read(kind: str, where: str, environment: Mapping[str, str]) -> str:
+    if kind == "env":
+        value = environment.get(where)
+        if value is None:
+            raise ConfigError("value", f"the environment variable {where} is not set")
+    else:
+        try:
+            value = Path(where).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError("value", f"the file {where} cannot be read: {getattr(error, 'strerror', 'not text')}") from None
+        value = value.removesuffix("\n").removesuffix("\r")
+    if not value.strip():
+        raise ConfigError("value", f"${{{kind}:{where}}} is empty")
+    _check_value(value)
+    return value
+
+
+def _check_value(value: str) -> None:
+    if not value.strip() or value != value.strip():
+        raise ConfigError("value", "is empty or has blanks at its ends")
+    if not value.isprintable() or not value.isascii():
+        raise ConfigError("value", "has a line break, NUL or another character that a header cannot carry")
+
+
+class Plugin:
+    """See the module."""
+
+    name = "credentials"
+    config_type = Config
+
+    def __init__(self, config: Config, environment: Mapping[str, str] = os.environ) -> None:
+        self._rules: dict[tuple[str, int], list[Rule]] = {}
+        scopes: dict[str, set[tuple[str, int]]] = {}
+        """placeholder or secret -> where it may go"""
+        for i, each in enumerate(config.rule):
+            try:
+                rule = Rule(each, environment)
+            except ConfigError as error:
+                raise ConfigError(f"rule.{i}.{error.key}", error.message) from None
+            place = (rule.host, rule.port)
+            rules = self._rules.setdefault(place, [])
+            if any(other.header == rule.header for other in rules):
+                raise ConfigError(f"rule.{i}.header", f"{each.host} has two rules for {rule.header}")
+            rules.append(rule)
+            for value in (rule.placeholder, *rule.secrets):
+                scopes.setdefault(value, set()).add(place)
+        self._placeholders = {rule.placeholder for rules in self._rules.values() for rule in rules}
+        self._scopes = scopes
+        # longest first: one value may begin with another
+        values = sorted(map(re.escape, scopes), key=len, reverse=True)
+        self._values = re.compile("|".join(values)) if values else None
+        self._counters: Counter[str] = Counter(injected=0, refused=0)
+
+    def __repr__(self) -> str:
+        return f"<credentials: {sum(map(len, self._rules.values()))} rules>"
+
+    @hookimpl
+    def allow(self, agent: Agent, destination: Destination) -> None:
+        """Bytes that nobody can look into do not go where a credential is injected: they could carry an agent's own key."""
+        if destination.scheme in ("tls", "tcp"):
+            rules = self._rules.get((destination.host, destination.port))
+            if rules:
+                self._refuse(
+                    rules[0].name, f"{destination.host} port {destination.port} is reached by HTTPS through the runtime only"
+                )
+
+    @hookimpl(trylast=True)
+    def request(self, agent: Agent, destination: Destination, head: RequestHead, tls: TlsInfo | None) -> None:
+        if self._values is None:
+            return
+        place = (destination.host, destination.port)
+        verified = destination.scheme == "https" and tls is not None and tls.verified
+        self._check_scopes(head, place if verified else None)
+        rules = self._rules.get(place)
+        if not rules or not verified:
+            return
+        self._check_own_keys(head.headers, rules)
+        for rule in rules:
+            rule.apply(head.headers)
+        self._counters["injected"] += 1
+
+    def _check_scopes(self, head: RequestHead, place: tuple[str, int] | None) -> None:
+        """Refuse a placeholder or a secret in the head on its way elsewhere, or to its place without verified TLS."""
+        assert self._values is not None
+        for text in (head.target, *(value for _, value in head.headers)):
+            for match in self._values.finditer(text):
+                if place not in self._scopes[match[0]]:
+                    kind = "a placeholder" if match[0] in self._placeholders else "a secret"
+                    self._refuse("credentials: scope", f"{kind} may not be sent there" if place else f"{kind} needs verified TLS")
+
+    def _check_own_keys(self, headers: Headers, rules: list[Rule]) -> None:
+        """Where a key can stand there must be nothing, or a placeholder of this route."""
+        placeholders = {rule.placeholder for rule in rules} | {rule.shown for rule in rules}
+        for name, value in headers:
+            lower = name.lower()
+            rule = next((rule for rule in rules if rule.header == lower), None)
+            if rule is None and lower not in KEY_HEADERS:
+                continue
+            if value not in placeholders and _SCHEME.sub("", value, count=1) not in placeholders:
+                self._refuse(
+                    (rule or rules[0]).name, f"the agent's own {lower} is not accepted on this route; send the placeholder"
+                )
+
+    def _refuse(self, rule: str, reason: str) -> None:
+        self._counters["refused"] += 1
+        raise Denied(rule, reason)
+
+    @hookimpl
+    def statistics(self) -> dict[str, int | float]:
+        return dict(self._counters)
