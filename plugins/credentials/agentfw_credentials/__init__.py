@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
 _SOURCE = re.compile(r"\$\{(env|file):([^}]*)\}")
 _NOT_CREDENTIALS = HOP_BY_HOP | {"host", "content-length", "expect"}
-KEY_HEADERS = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-key", "x-auth-token", "cookie"})
+KEY_HEADERS = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-key", "x-auth-token"})
 """Where an agent could put a key of its own on an injected route."""
+_PLACEHOLDER = re.compile(r"[\x21-\x7e]{8,}\Z")
 _SCHEME = re.compile(r"(?:bearer|token|basic|apikey) +", re.IGNORECASE)
 
 
@@ -72,12 +73,7 @@ class Rule:
             raise ConfigError("header", f"{self.header} cannot carry a credential")
         self.name = f"credentials: {config.host} {self.header}"
         self.placeholder = config.placeholder
-        if (
-            len(self.placeholder) < 8
-            or not self.placeholder.isascii()
-            or not self.placeholder.isprintable()
-            or " " in self.placeholder
-        ):
+        if not _PLACEHOLDER.match(self.placeholder):
             raise ConfigError("placeholder", "must be at least 8 printable ASCII characters without blanks")
         self.secrets: tuple[str, ...] = tuple(_read(kind, where, environment) for kind, where in _SOURCE.findall(config.value))
         left = iter(self.secrets)
@@ -161,9 +157,7 @@ class Plugin:
         if destination.scheme in ("tls", "tcp"):
             rules = self._rules.get((destination.host, destination.port))
             if rules:
-                self._refuse(
-                    rules[0].name, f"{destination.host} port {destination.port} is reached by HTTPS through the runtime only"
-                )
+                self._refuse(rules[0].name, f"{destination.host} is reached by HTTPS through the runtime only")
 
     @hookimpl(trylast=True)
     def request(self, agent: Agent, destination: Destination, head: RequestHead, tls: TlsInfo | None) -> None:
@@ -198,9 +192,7 @@ class Plugin:
             if rule is None and lower not in KEY_HEADERS:
                 continue
             if value not in placeholders and _SCHEME.sub("", value, count=1) not in placeholders:
-                self._refuse(
-                    (rule or rules[0]).name, f"the agent's own {lower} is not accepted on this route; send the placeholder"
-                )
+                self._refuse((rule or rules[0]).name, f"an agent's own {lower} is not accepted here; send the placeholder")
 
     def _refuse(self, rule: str, reason: str) -> None:
         self._counters["refused"] += 1

@@ -6,8 +6,8 @@
     allow_addresses = ["127.0.0.1/32"]     # addresses that are not public but that allowed names may resolve to
     default = "deny"
 
-Deny wins. "*.example.com" is every name below example.com, not example.com itself; "*" is every name. Without a port all ports count.
-Spellings are normalised by the same parser as the agents' (`agentfw.destination`).
+Deny wins. "*.example.com" is every name below example.com, not example.com itself; "*" is every name. Without a port all ports
+count. Spellings are normalised by the same parser as the agents' (`agentfw.destination`).
 """
 
 from __future__ import annotations
