@@ -1,0 +1,95 @@
+"""The shim's core half: C programs that must end with 0 natively, on the shim without KVM (harness.c), and in a VM."""
+
+import asyncio
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from agentfw_vmm import Cell, CellConfig, Mount, VmExit
+
+HERE = Path(__file__).parent
+BLOB = HERE.parents[1] / "build/native/shim.bin"
+PROGRAMS = ["threads", "memory", "signals", "clocks"]
+KVM = pytest.mark.skipif(not os.access("/dev/kvm", os.R_OK | os.W_OK), reason="no access to /dev/kvm")
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the harness and the guest programs."""
+    out = tmp_path_factory.mktemp("shim")
+    flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror"]
+    harness = ["-O1", "-fno-stack-protector", "-static-pie", "-mgeneral-regs-only", f"-I{HERE.parents[1] / 'shim'}"]
+    subprocess.run(["cc", *harness, *flags, "-o", str(out / "harness"), str(HERE / "harness.c")], check=True)
+    for source in HERE.glob("*.c"):
+        if source.stem != "harness":
+            command = ["cc", "-O1", "-g", *flags, "-static", "-no-pie", "-pthread", "-o", str(out / source.stem), str(source)]
+            subprocess.run(command, check=True)
+    return out
+
+
+def on_harness(built: Path, program: str, *args: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[bytes]:
+    run = subprocess.run(
+        [str(built / "harness"), *options, str(BLOB), str(built / program), *args], capture_output=True, timeout=60, check=False
+    )
+    if run.returncode == 98 and b"syscall dispatch" in run.stderr:
+        pytest.skip("this kernel has no syscall user dispatch")
+    return run
+
+
+class Handler:
+    def __init__(self) -> None:
+        self.exit: asyncio.Future[VmExit] = asyncio.get_running_loop().create_future()
+
+    def vm_ready(self, vm: int, snapshot_bytes: int, error: int) -> None:
+        pass
+
+    def flow_opened(self, flow: object) -> None:
+        pass
+
+    def vm_exited(self, vm: int, report: VmExit) -> None:
+        self.exit.set_result(report)
+
+    def cell_failed(self, text: str) -> None:
+        if not self.exit.done():
+            self.exit.set_exception(AssertionError(text))
+
+
+def in_vm(built: Path, program: str, *args: str, memory: int = 1 << 30, after: tuple[int, float] | None = None) -> VmExit:
+    """Boots the program. after: a signal, and seconds until it is sent."""
+
+    async def main() -> VmExit:
+        path = f"/t/{program}"
+        config = CellConfig(memory=memory, mounts=[Mount("/t", built)], program=path, argv=[path, *args])
+        handler = Handler()
+        cell = await Cell.start(config, handler)
+        try:
+            cell.boot(0)
+            if after:
+                asyncio.get_running_loop().call_later(after[1], cell.signal, 0, after[0])
+            return await asyncio.wait_for(handler.exit, 60)
+        finally:
+            await cell.close()
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_native(built: Path, program: str) -> None:
+    """The programs demand nothing that Linux does not do."""
+    run = subprocess.run([str(built / program)], capture_output=True, timeout=60, check=False)
+    assert (run.returncode, run.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_harness(built: Path, program: str) -> None:
+    run = on_harness(built, program)
+    assert (run.returncode, run.stderr) == (0, b"")
+
+
+@KVM
+@pytest.mark.kvm
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_vm(built: Path, program: str) -> None:
+    report = in_vm(built, program)
+    assert (report.kind, report.code) == ("code", 0), report.text
