@@ -1,0 +1,445 @@
+"""The life of agents: VMs out of a template, a job into each, its streams and its network to the outside, its end reported.
+
+    async with Fleet(runtime, template, size=20) as fleet:
+        result = await fleet.run(Job.script("agent.py", ["x"], env, cwd), Streams(stdout=..., stderr=...))
+
+A fleet has as many VMs as `size`; more jobs than that wait. All of it belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import itertools
+import json
+import logging
+import os
+import secrets
+import struct
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from agentfw_vmm import Cell, CellError, GuestFlow, VmExit, VmStatistics
+
+from .agents import Agent, ExitReport
+from .errors import AgentfwError
+from .guestfs import HOME
+from .runtime import Runtime
+from .snapshots import Progress, SnapshotStore, Template, TemplateError, cell_config
+
+CELL_VMS = 64
+"""VMs that a cell holds at most; more slow each other down."""
+ACK_SECONDS = 60.0
+FRAME_MAX = 1 << 16
+_FIRST_PID = 1000
+
+log = logging.getLogger("agentfw.fleet")
+
+Mode = Literal["script", "module", "code", "stdin"]
+
+
+class FleetError(AgentfwError):
+    """The fleet cannot run agents (no KVM, a cell that broke). `hint`: what to do."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        self.hint = hint
+        super().__init__(message)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What an agent runs: `python TARGET`, `python -m TARGET`, `python -c TARGET` or `python -` (`target` "").
+
+    `arguments` follow it; `env` is the agent's whole environment; `line_buffered`: its output is for a person who watches.
+    """
+
+    mode: Mode
+    target: str
+    arguments: Sequence[str]
+    env: Mapping[str, str]
+    cwd: str
+    line_buffered: bool = False
+
+    def frame(self, ack: str) -> bytes:
+        """The job stream's frame (docs/internals.md)."""
+        first = {"script": [self.target], "module": ["-m", self.target], "code": ["-c", self.target], "stdin": ["-"]}[self.mode]
+        message: dict[str, Any] = {
+            "mode": self.mode,
+            "argv": [self.target if self.mode == "script" else first[0], *self.arguments],
+            "orig_argv": [*first, *self.arguments],
+            "env": dict(self.env),
+            "cwd": self.cwd,
+            "ack": ack,
+            "line_buffered": self.line_buffered,
+        }
+        if self.mode != "stdin":
+            message[{"script": "path", "module": "module", "code": "code"}[self.mode]] = self.target
+        body = json.dumps(message).encode("ascii")
+        return struct.pack("<I", len(body)) + body
+
+
+class Sink(Protocol):
+    """Where an agent's output goes."""
+
+    async def write(self, data: bytes) -> None:
+        """Returns when more may come. BrokenPipeError: nobody reads any more (the agent's next write fails so, too)."""
+
+    async def close(self) -> None:
+        """After the last byte."""
+
+
+@dataclass
+class Streams:
+    """An agent's standard streams. `stdin` None: end of file at once."""
+
+    stdout: Sink
+    stderr: Sink
+    stdin: AsyncIterator[bytes] | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended. `statistics` None: its VM never ran."""
+
+    agent: Agent
+    report: ExitReport
+    statistics: VmStatistics | None
+
+    @property
+    def status(self) -> int:
+        """What `agentfw run` exits with for it (docs/cli.md)."""
+        return exit_status(self.report)
+
+
+def exit_status(report: ExitReport) -> int:
+    """The agent's own status; 128+n: a signal ended it; 137: killed or stopped by us, as by SIGKILL; 124: time-out; 125: our fault."""
+    if report.kind == "code":
+        return report.code
+    if report.kind == "signal":
+        return 128 + report.signal
+    return {"timeout": 124, "internal": 125}.get(report.kind, 137)
+
+
+def default_environment() -> dict[str, str]:
+    """What every agent has; nothing of the host's environment is in it."""
+    return {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": HOME, "USER": "agent", "LOGNAME": "agent", "LANG": "C.UTF-8"}
+
+
+def template_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables of `env` that an interpreter reads while it starts: a template of its own for each set of them."""
+    names = ("PYTHON", "LC_", "LD_")
+    chosen = {name: value for name, value in env.items() if name.startswith(names) or name in ("LANG", "LANGUAGE", "HOME", "PATH")}
+    return {**default_environment(), **chosen}
+
+
+class _Run:
+    """One VM's life."""
+
+    def __init__(self, agent: Agent, host: _Host, vm: int) -> None:
+        self.agent = agent
+        self.host = host
+        self.vm = vm
+        self.exited: asyncio.Future[VmExit] = asyncio.get_running_loop().create_future()
+        self.statistics: VmStatistics | None = None
+        self.acknowledged = False
+        self.failure = ""
+        self.waiting_signals: list[int] = []
+
+    def signal(self, number: int) -> None:
+        """Not before the program runs: until then it would meet the bootstrap."""
+        if self.acknowledged:
+            self.host.cell.signal(self.vm, number)
+        else:
+            self.waiting_signals.append(number)
+
+    def kill(self) -> None:
+        self.host.cell.kill(self.vm)
+
+    def acknowledge(self) -> None:
+        self.acknowledged = True
+        for number in self.waiting_signals:
+            self.host.cell.signal(self.vm, number)
+
+
+class _Host:
+    """A cell and whose VMs are in it: the CellHandler."""
+
+    cell: Cell
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.runs: dict[int, _Run] = {}
+        self.failure: str | None = None
+
+    def vm_ready(self, vm: int, snapshot_bytes: int, error: int) -> None:
+        """A restored VM does not stop at its ready call again."""
+
+    def flow_opened(self, flow: GuestFlow) -> None:
+        run = self.runs.get(flow.vm)
+        if run is None:
+            flow.failed(errno.ENETUNREACH)
+        else:
+            self.fleet.flow_opened(run, flow)
+
+    def vm_exited(self, vm: int, report: VmExit) -> None:
+        run = self.runs.pop(vm, None)
+        if run is None:
+            return
+        with contextlib.suppress(CellError):
+            run.statistics = self.cell.statistics(vm)
+        if not run.exited.done():
+            run.exited.set_result(report)
+
+    def cell_failed(self, text: str) -> None:
+        self.failure = text
+
+
+class Fleet:
+    """VMs of one template under one runtime.
+
+    `size`: VMs at once. `store`: where templates are kept. `trace`: system calls are logged to `agentfw.vmm.strace`. `progress`
+    and `on_line` tell about the making of the template. Starting may raise TemplateError and FleetError.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        template: Template,
+        *,
+        size: int = 1,
+        store: SnapshotStore | None = None,
+        progress: Progress | None = None,
+        on_line: Callable[[str], None] = lambda line: None,
+        trace: bool = False,
+    ) -> None:
+        self.runtime = runtime
+        self.template = template
+        self.size = size
+        self.store = store or SnapshotStore()
+        self._progress = progress or _quiet
+        self._on_line = on_line
+        self._trace = trace
+        self._hosts: list[_Host] = []
+        self._free: asyncio.Queue[tuple[_Host, int]] = asyncio.Queue()
+        self._runs: set[_Run] = set()
+        self._flows: set[asyncio.Task[None]] = set()
+        self._numbers = itertools.count(1)
+        self._stopped = False
+
+    async def __aenter__(self) -> Fleet:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Make or find the template, start the cells."""
+        snapshot, key = await self.store.get(self.template, self._progress, self._on_line)
+        count = -(-self.size // CELL_VMS)
+        runners = max(1, min(4, len(os.sched_getaffinity(0)) // count))
+        try:
+            for index in range(count):
+                vms = min(CELL_VMS, self.size - index * CELL_VMS)
+                await self._start_cell(snapshot, key, vms, min(runners, vms))
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _start_cell(self, snapshot: Path, key: bytes, vms: int, runners: int) -> None:
+        host = _Host(self)
+        config = cell_config(self.template, vms=vms, runners=runners, snapshot_in=snapshot, key=key, trace=self._trace)
+        try:
+            host.cell = await Cell.start(config, host)
+        except CellError as error:
+            raise FleetError(str(error), "run `agentfw doctor`") from None
+        self._hosts.append(host)
+        for vm in range(vms):
+            self._free.put_nowait((host, vm))
+
+    async def close(self) -> None:
+        """Kill what runs, end the cells, wait for the last network bytes. Idempotent."""
+        self.kill()
+        results = await asyncio.gather(*(host.cell.close() for host in self._hosts), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                log.error("a cell did not close: %s", result)
+        self._hosts.clear()
+        if self._flows:
+            await asyncio.wait(self._flows, timeout=2)
+        for task in self._flows:
+            task.cancel()
+        await asyncio.gather(*self._flows, return_exceptions=True)
+
+    # -- control
+
+    def signal(self, number: int) -> None:
+        """A signal to every agent that runs; jobs that wait for a VM end as if it had killed them."""
+        self._stopped = True
+        for run in list(self._runs):
+            run.signal(number)
+
+    def kill(self) -> None:
+        """End all agents now."""
+        self._stopped = True
+        for run in list(self._runs):
+            run.kill()
+
+    @property
+    def running(self) -> int:
+        return len(self._runs)
+
+    # -- runs
+
+    async def run(self, job: Job, streams: Streams, *, name: str = "", timeout: float | None = None) -> Result:
+        """Run `job` in a fresh VM to its end; all its output is in the sinks when this returns. Never raises for what the agent
+        does. `timeout`: seconds from here."""
+        number = next(self._numbers)
+        agent = Agent(f"{os.getpid()}-{number}", name or f"agent-{number}")
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        deadline = None if timeout is None else started + timeout
+        try:
+            async with asyncio.timeout_at(deadline):
+                host, vm = await self._free.get()
+        except TimeoutError:
+            return self._done(agent, ExitReport("timeout", text=f"no VM was free within {timeout:g} s", seconds=timeout or 0), None)
+        try:
+            if self._stopped or host.failure:
+                report = VmExit("internal", 0, 0, host.failure) if host.failure else VmExit("killed", 0, 0, "not started")
+                return self._done(agent, _report(report, 0.0), None)
+            return await self._run(agent, host, vm, job, streams, deadline, started)
+        finally:
+            self._free.put_nowait((host, vm))
+
+    async def _run(
+        self, agent: Agent, host: _Host, vm: int, job: Job, streams: Streams, deadline: float | None, started: float
+    ) -> Result:
+        loop = asyncio.get_running_loop()
+        run = _Run(agent, host, vm)
+        host.runs[vm] = run
+        self._runs.add(run)
+        helpers: list[asyncio.Task[None]] = []
+        timed_out = False
+        try:
+            try:
+                host.cell.restore(vm, _FIRST_PID + next(self._numbers))
+            except CellError as error:
+                return self._done(agent, ExitReport("internal", text=str(error)), None)
+            cell = host.cell
+            outputs = [
+                loop.create_task(_pump(cell.stream(vm, 1), streams.stdout)),
+                loop.create_task(_pump(cell.stream(vm, 2), streams.stderr)),
+            ]
+            helpers += outputs
+            helpers.append(loop.create_task(_feed(streams.stdin, cell.stream(vm, 0))))
+            helpers.append(loop.create_task(self._dispatch(run, job)))
+            try:
+                async with asyncio.timeout_at(deadline):
+                    ended = await asyncio.shield(run.exited)
+            except TimeoutError:
+                timed_out = True
+                run.kill()
+                ended = await run.exited
+            seconds = loop.time() - started
+            await asyncio.gather(*outputs)  # all it wrote, before its end is told
+        finally:
+            self._runs.discard(run)
+            if not run.exited.done():  # we are being cancelled
+                run.kill()
+            for helper in helpers:
+                helper.cancel()
+            await asyncio.gather(*helpers, return_exceptions=True)
+        if timed_out:
+            return self._done(agent, ExitReport("timeout", text="timed out", seconds=seconds), run.statistics)
+        if run.failure or (not run.acknowledged and ended.kind == "code" and ended.code in (0, 125)):
+            text = run.failure or "the VM ended before the program began"
+            return self._done(agent, ExitReport("internal", text=text, seconds=seconds), run.statistics)
+        return self._done(agent, _report(ended, seconds), run.statistics)
+
+    def _done(self, agent: Agent, report: ExitReport, statistics: VmStatistics | None) -> Result:
+        self.runtime.agent_exited(agent, report)
+        return Result(agent, report, statistics)
+
+    async def _dispatch(self, run: _Run, job: Job) -> None:
+        """The job in, the acknowledgement out; a VM that does not give it is not used."""
+        stream = run.host.cell.stream(run.vm, 3)
+        ack = secrets.token_hex(16)
+        try:
+            async with asyncio.timeout(ACK_SECONDS):
+                await stream.send(job.frame(ack))
+                answer = await _frame(stream)
+            if answer.get("ready") != ack:
+                raise ValueError("wrong acknowledgement")
+        except BrokenPipeError:
+            return  # it is gone, and its end will tell
+        except EOFError:
+            return
+        except (TimeoutError, ValueError) as error:
+            run.failure = f"the VM did not acknowledge its job: {str(error) or f'silent for {ACK_SECONDS:.0f} s'}"
+            run.kill()
+            return
+        run.acknowledge()
+
+    def flow_opened(self, run: _Run, flow: GuestFlow) -> None:
+        task = asyncio.get_running_loop().create_task(self.runtime.handle_flow(run.agent, flow))
+        self._flows.add(task)
+        task.add_done_callback(self._flow_done)
+
+    def _flow_done(self, task: asyncio.Task[None]) -> None:
+        self._flows.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a flow failed", exc_info=task.exception())
+
+
+def _report(ended: VmExit, seconds: float) -> ExitReport:
+    return ExitReport(ended.kind, ended.code, ended.signal, ended.text, seconds)
+
+
+async def _frame(flow: GuestFlow) -> dict[str, Any]:
+    """One frame of the job stream. The guest writes it: EOFError, ValueError."""
+    data = b""
+    while len(data) < 4 or len(data) < 4 + (size := struct.unpack_from("<I", data)[0]):
+        if len(data) >= 4 and size > FRAME_MAX:
+            raise ValueError(f"frame of {size} bytes")
+        part = await flow.receive()
+        if not part:
+            raise EOFError
+        data += part
+        if len(data) > FRAME_MAX + 4:
+            raise ValueError("frame too long")
+    message = json.loads(data[4 : 4 + size])
+    if not isinstance(message, dict):
+        raise ValueError("frame is no object")
+    return message
+
+
+async def _pump(flow: GuestFlow, sink: Sink) -> None:
+    try:
+        while data := await flow.receive():
+            await sink.write(data)
+    except BrokenPipeError:
+        flow.close()
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            await sink.close()
+
+
+async def _feed(source: AsyncIterator[bytes] | None, flow: GuestFlow) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        if source is not None:
+            async for data in source:
+                await flow.send(data)
+        flow.send_eof()
+
+
+@contextlib.contextmanager
+def _quiet(what: str, seconds: float | None) -> Any:
+    yield
+
+
+__all__ = ["Fleet", "FleetError", "Job", "Result", "Sink", "Streams", "TemplateError", "exit_status"]

@@ -1,0 +1,333 @@
+"""What a guest sees of the host: the interpreter, system libraries, the agent's directory, the operator's mounts; nothing else.
+
+`View` collects mounts, synthetic files and links; its paths are the host's own, so that tracebacks, `sys.path` and shebangs mean
+the same inside. Directories are shown read-only; the operator's mounts may be writable (`:rw`).
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import pwd
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentfw_vmm import Mount
+
+from .errors import AgentfwError
+
+GUEST_CODE = Path(__file__).parent / "guest"
+"""Mounted at /run/agentfw."""
+HOME = "/home/agent"
+PRIVATE = ("/tmp", "/var/tmp", "/dev/shm")
+"""Every VM has its own, in memory."""
+PYTHONS = ((3, 11), (3, 14))
+"""First and last CPython that the guest's code is tested with."""
+
+_LIBRARIES = ("/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/usr/lib/locale", "/usr/lib/ssl")
+_SHARED = ("/usr/share/zoneinfo", "/usr/share/ca-certificates", "/usr/local/share/ca-certificates", "/etc/ssl/certs",
+           "/etc/ssl/openssl.cnf", "/etc/pki/ca-trust/extracted", "/etc/pki/tls/certs", "/etc/ld.so.cache", "/etc/localtime",
+           "/etc/mime.types", "/etc/services", "/etc/protocols", "/etc/os-release")  # fmt: skip
+_FILES = {
+    "/etc/passwd": "root:x:0:0:root:/root:/usr/sbin/nologin\nagent:x:1000:1000:agent:/home/agent:/bin/sh\n",
+    "/etc/group": "root:x:0:\nagent:x:1000:\n",
+    "/etc/hosts": "127.0.0.1\tlocalhost agent\n::1\tlocalhost ip6-localhost ip6-loopback\n",
+    "/etc/resolv.conf": "nameserver 10.0.2.3\noptions timeout:10 attempts:2\n",
+    "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\nservices: files\nprotocols: files\n",
+    "/etc/host.conf": "multi on\n",
+    "/etc/hostname": "agent\n",
+}
+_SECRETS = (".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".netrc", ".git-credentials", ".password-store",
+            ".pgpass", ".config/gcloud", ".config/gh", ".local/share/keyrings", ".mozilla", ".config/google-chrome")  # fmt: skip
+_SYSTEM_SECRETS = ("/etc/shadow", "/etc/gshadow", "/etc/ssh", "/etc/ssl/private", "/proc", "/sys", "/dev", "/run", "/boot",
+                   "/var/run", "/var/lib/docker")  # fmt: skip
+
+_PROBE = """
+import json, sys, sysconfig
+for name in ("_ssl", "_ctypes", "_hashlib", "zlib", "_bz2", "_lzma", "_sqlite3", "_socket", "_decimal"):
+    try:
+        __import__(name)
+    except ImportError:
+        pass
+with open("/proc/self/maps") as file:
+    maps = sorted({line.split(None, 5)[5].strip() for line in file if line.count("/") and ".so" in line})
+print(json.dumps({"executable": sys.executable, "version": list(sys.version_info[:3]), "name": sys.implementation.name,
+    "full": sys.version, "prefix": sys.prefix, "base": sys.base_prefix, "path": [p for p in sys.path if p], "libraries": maps,
+    "stdlib": sysconfig.get_path("stdlib"), "platstdlib": sysconfig.get_path("platstdlib"),
+    "free_threaded": bool(sysconfig.get_config_var("Py_GIL_DISABLED")), "machine": sysconfig.get_platform()}))
+"""
+
+
+class GuestError(AgentfwError):
+    """The guest cannot be given what was asked for. `hint`: what to do instead; `status`: exit code of `agentfw run`."""
+
+    def __init__(self, message: str, hint: str = "", status: int = 125) -> None:
+        self.hint = hint
+        self.status = status
+        super().__init__(message)
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A CPython as the guest will run it. `path`: its sys.path without a script's directory; `libraries`: shared objects in it."""
+
+    executable: str
+    version: tuple[int, int, int]
+    full: str
+    prefix: str
+    base: str
+    stdlib: str
+    platstdlib: str
+    path: tuple[str, ...]
+    libraries: tuple[str, ...]
+
+
+def find_interpreter(python: str, environment: Mapping[str, str]) -> Interpreter:
+    """Ask `python` (a path) what it is, under the environment that its template will have. GuestError if it is of no use."""
+    try:
+        done = subprocess.run(
+            [python, "-c", _PROBE],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            cwd="/",
+        )
+        facts: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {}
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
+        raise GuestError(f"cannot run the interpreter `{python}`: {reason}", status=126) from None
+    if not facts:
+        lines = done.stderr.strip().splitlines()
+        raise GuestError(
+            f"the interpreter `{python}` does not start: {lines[-1] if lines else f'status {done.returncode}'}", status=126
+        )
+    version = facts["version"]
+    name = f"`{python}` is {facts['name']} {'.'.join(map(str, version))}"
+    first, last = PYTHONS
+    if facts["name"] != "cpython" or not first <= tuple(version[:2]) <= last:
+        wanted = f"agents need CPython {first[0]}.{first[1]} to {last[0]}.{last[1]}"
+        raise GuestError(f"{name}, and {wanted}", "name another one with `--python`", 126)
+    if facts["free_threaded"] or not str(facts["machine"]).endswith("x86_64"):
+        kind = "free-threaded" if facts["free_threaded"] else facts["machine"]
+        raise GuestError(
+            f"{name} ({kind}), and agents need an x86-64 build with the GIL", "name another one with `--python`", 126
+        )
+    return Interpreter(
+        executable=facts["executable"], version=(version[0], version[1], version[2]), full=facts["full"], prefix=facts["prefix"],
+        base=facts["base"], stdlib=facts["stdlib"], platstdlib=facts["platstdlib"], path=tuple(facts["path"]),
+        libraries=tuple(facts["libraries"]),
+    )  # fmt: skip
+
+
+# ---- what must not be shown
+
+
+def _homes() -> set[str]:
+    homes = {os.path.expanduser("~")}
+    for user in pwd.getpwall():
+        if user.pw_uid == 0 or 1000 <= user.pw_uid < 60000:
+            homes.add(user.pw_dir)
+    return {os.path.realpath(home) for home in homes if len(home) > 1 and os.path.isdir(home)}
+
+
+def _inside(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
+
+
+def exposes(path: str) -> str | None:
+    """Why the host path `path` must not be mounted: one clause ("it holds ..."), or None if it may be."""
+    real = os.path.realpath(path)
+    if real == "/":
+        return "it is the whole machine"
+    for home in _homes():
+        if _inside(home, real):
+            return "it is a home directory" if home == real else f"it holds the home directory {home}"
+        for name in _SECRETS:
+            secret = os.path.join(home, name)
+            if _inside(real, secret):
+                return f"it is in {secret}"
+            if _inside(secret, real) and os.path.exists(secret):
+                return f"it holds {secret}"
+    for secret in _SYSTEM_SECRETS:
+        if _inside(real, secret) or _inside(secret, real):
+            return f"it is in {secret}" if _inside(real, secret) else f"it holds {secret}"
+    return None
+
+
+# ---- the view
+
+
+@dataclass
+class View:
+    """What the VMs of a cell see. `cwd`: where the agent starts; `notes`: lines for the operator."""
+
+    mounts: dict[str, Mount] = field(default_factory=dict)
+    files: dict[str, bytes | tuple[int, bytes]] = field(default_factory=dict)
+    symlinks: dict[str, str] = field(default_factory=dict)
+    private: list[str] = field(default_factory=lambda: [HOME])
+    cwd: str = HOME
+    notes: list[str] = field(default_factory=list)
+
+    def show(self, path: str, *, system: bool = False) -> None:
+        """Let the guest see the host path `path` at its own place, read-only, with the symlinks on the way. Nothing if it is not
+        there."""
+        rest = [part for part in path.split("/") if part]
+        current = ""
+        links = 0
+        while rest:
+            part = rest.pop(0)
+            if part == "..":
+                current = os.path.dirname(current)
+                continue
+            if part == ".":
+                continue
+            candidate = f"{current}/{part}"
+            try:
+                target = os.readlink(candidate)
+            except OSError:
+                current = candidate
+                continue
+            links += 1
+            if links > 40:
+                return
+            self.symlinks.setdefault(candidate, target)
+            rest = [piece for piece in target.split("/") if piece] + rest
+            if target.startswith("/"):
+                current = ""
+        if current and os.path.exists(current) and current not in self.mounts:
+            self.mounts[current] = Mount(current, current, system=system)
+
+    def covered(self, path: str) -> bool:
+        """Is the guest path in a mount or a private directory?"""
+        return any(_inside(path, place) for place in (*self.mounts, *self.private, *PRIVATE))
+
+    def visible(self, path: str) -> bool:
+        """Does the guest path exist as a directory: covered, or above something that is?"""
+        names = (*self.mounts, *self.private, *PRIVATE, *self.files, *self.symlinks)
+        return path == "/" or self.covered(path) or any(_inside(name, path) for name in names)
+
+    def tidy(self) -> None:
+        """Drop what a mount above shows anyway."""
+        for path, mount in list(self.mounts.items()):
+            for above in self._mounts_above(path):
+                if above.writable == mount.writable and above.system == mount.system and _same(above, mount):
+                    del self.mounts[path]
+                    break
+        for path in list(self.symlinks):
+            if self._mounts_above(path) or path in self.files:
+                del self.symlinks[path]
+
+    def _mounts_above(self, path: str) -> list[Mount]:
+        return [mount for place, mount in self.mounts.items() if place != path and _inside(path, place)]
+
+
+def _same(above: Mount, mount: Mount) -> bool:
+    below = os.path.relpath(mount.guest_path, above.guest_path)
+    return os.path.normpath(os.path.join(above.host_path, below)) == os.path.normpath(mount.host_path)
+
+
+def base_view(interpreter: Interpreter) -> View:
+    """The interpreter, what it links to, and an /etc."""
+    view = View()
+    for path, text in _FILES.items():
+        view.files[path] = text.encode("ascii")
+    view.mounts["/run/agentfw"] = Mount("/run/agentfw", str(GUEST_CODE))
+    view.show(interpreter.executable)
+    for path in (interpreter.prefix, interpreter.base):
+        if path not in ("/", "/usr", "/usr/local") and not exposes(path):
+            view.show(path)
+    system = {"/usr", "/usr/local"}
+    for path in (interpreter.stdlib, interpreter.platstdlib, *interpreter.path):
+        if os.path.isabs(path) and not exposes(path):
+            view.show(path, system=any(_inside(path, place) for place in system))
+    for path in (*_LIBRARIES, *_loader_directories(), *_SHARED):
+        view.show(path, system=True)
+    for path in interpreter.libraries:
+        if not view.covered(os.path.realpath(path)):
+            view.show(path, system=True)
+    view.tidy()
+    return view
+
+
+def _loader_directories() -> list[str]:
+    found = []
+    for name in sorted(glob.glob("/etc/ld.so.conf.d/*.conf")):
+        try:
+            lines = Path(name).read_text().split()
+        except (OSError, UnicodeDecodeError):
+            continue
+        found += [line for line in lines if line.startswith("/") and line != "/usr/local/lib" and not exposes(line)]
+    return found
+
+
+def parse_mount(text: str) -> Mount:
+    """`HOST:GUEST[:rw]`, or `HOST` alone for its own path. GuestError with what is wrong."""
+    parts = text.split(":")
+    writable = False
+    if len(parts) > 1 and parts[-1] in ("rw", "ro"):
+        writable = parts.pop() == "rw"
+    if len(parts) > 2 or not parts[0]:
+        raise GuestError(f"bad mount `{text}`", "write `--mount HOST:GUEST` or `--mount HOST:GUEST:rw`")
+    host = os.path.abspath(os.path.expanduser(parts[0]))
+    guest = os.path.normpath(parts[1]) if len(parts) == 2 else host
+    if not os.path.exists(host):
+        raise GuestError(f"cannot mount `{parts[0]}`: it does not exist")
+    if not (os.path.isdir(host) or os.path.isfile(host)):
+        raise GuestError(f"cannot mount `{parts[0]}`: it is neither a directory nor a file")
+    if not os.access(host, os.R_OK | (os.X_OK if os.path.isdir(host) else 0)):
+        raise GuestError(f"cannot mount `{parts[0]}`: permission denied")
+    why = exposes(host)
+    if why:
+        raise GuestError(f"refusing to mount `{parts[0]}`: {why}", "mount just the directory that the agent needs")
+    if not guest.startswith("/"):
+        raise GuestError(f"bad mount `{text}`: the guest's path must be absolute")
+    guest = "/" + guest.lstrip("/")
+    if guest in ("/", "/etc", "/usr", "/lib", *PRIVATE, HOME) or any(
+        _inside(guest, place) for place in ("/proc", "/sys", "/dev", "/run/agentfw")
+    ):
+        raise GuestError(f"cannot mount on the guest's `{guest}`", "choose a directory of its own, such as `/data`")
+    return Mount(guest, host, writable)
+
+
+def add_mounts(view: View, mounts: Sequence[Mount]) -> None:
+    """The operator's mounts; they win over what stands at the same place."""
+    for mount in mounts:
+        view.symlinks.pop(mount.guest_path, None)
+        view.files.pop(mount.guest_path, None)
+        view.mounts[mount.guest_path] = mount
+
+
+def add_program(view: View, script: str | None, cwd: str) -> None:
+    """Show the agent's directory: the script's, or the working directory if `script` is None. Sets `view.cwd`.
+
+    A directory that must not be shown (a home directory, /tmp) is left out with a note; of a script in it only the file is shown.
+    """
+    if script is None:
+        _show_directory(view, cwd, None)
+    else:
+        path = os.path.abspath(script)
+        for place in dict.fromkeys((path, os.path.realpath(path))):
+            _show_directory(view, place if os.path.isdir(place) else os.path.dirname(place), place)
+    view.cwd = cwd
+    if not view.visible(cwd):
+        view.private.append(cwd)
+    view.tidy()
+
+
+def _show_directory(view: View, directory: str, file: str | None) -> None:
+    if view.covered(directory) and directory not in PRIVATE and any(_inside(directory, place) for place in view.mounts):
+        return
+    why = "it is shared by all users" if os.path.realpath(directory) in PRIVATE else exposes(directory)
+    if why is None:
+        view.show(directory)
+    elif file is not None and file != directory:
+        view.show(file)
+        view.notes.append(f"the agent sees {os.path.basename(file)} only, not the rest of {directory}: {why}")
+    elif directory != "/":
+        view.notes.append(f"the agent does not see {directory}: {why}")
