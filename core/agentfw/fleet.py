@@ -17,7 +17,6 @@ import logging
 import os
 import secrets
 import struct
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,7 +115,7 @@ class Result:
 
 
 def exit_status(report: ExitReport) -> int:
-    """The agent's own status; 128+n: a signal ended it; 137: killed or stopped by us, as by SIGKILL; 124: time-out; 125: our fault."""
+    """The agent's own status; 128+n: a signal ended it; 137: killed by us, as by SIGKILL; 124: time-out; 125: our fault."""
     if report.kind == "code":
         return report.code
     if report.kind == "signal":
@@ -132,7 +131,9 @@ def default_environment() -> dict[str, str]:
 def template_environment(env: Mapping[str, str]) -> dict[str, str]:
     """The variables of `env` that an interpreter reads while it starts: a template of its own for each set of them."""
     names = ("PYTHON", "LC_", "LD_")
-    chosen = {name: value for name, value in env.items() if name.startswith(names) or name in ("LANG", "LANGUAGE", "HOME", "PATH")}
+    chosen = {
+        name: value for name, value in env.items() if name.startswith(names) or name in ("LANG", "LANGUAGE", "HOME", "PATH")
+    }
     return {**default_environment(), **chosen}
 
 
@@ -295,7 +296,7 @@ class Fleet:
 
     # -- runs
 
-    async def run(self, job: Job, streams: Streams, *, name: str = "", timeout: float | None = None) -> Result:
+    async def run(self, job: Job, streams: Streams, *, name: str = "", timeout: float | None = None) -> Result:  # noqa: ASYNC109  # as subprocess.run() has it
         """Run `job` in a fresh VM to its end; all its output is in the sinks when this returns. Never raises for what the agent
         does. `timeout`: seconds from here."""
         number = next(self._numbers)
@@ -307,7 +308,9 @@ class Fleet:
             async with asyncio.timeout_at(deadline):
                 host, vm = await self._free.get()
         except TimeoutError:
-            return self._done(agent, ExitReport("timeout", text=f"no VM was free within {timeout:g} s", seconds=timeout or 0), None)
+            return self._done(
+                agent, ExitReport("timeout", text=f"no VM was free within {timeout:g} s", seconds=timeout or 0), None
+            )
         try:
             if self._stopped or host.failure:
                 report = VmExit("internal", 0, 0, host.failure) if host.failure else VmExit("killed", 0, 0, "not started")

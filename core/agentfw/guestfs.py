@@ -73,7 +73,7 @@ class GuestError(AgentfwError):
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A CPython as the guest will run it. `path`: its sys.path without a script's directory; `libraries`: shared objects in it."""
+    """A CPython as the guest will run it. `path`: its sys.path without a script's directory; `libraries`: what it maps."""
 
     executable: str
     version: tuple[int, int, int]

@@ -1,7 +1,7 @@
 """Template snapshots: made once for each interpreter and environment, kept in the user's cache, content-addressed.
 
-A template is the interpreter, its libraries, the bootstrap, the cell and shim, and what the VM may see while it starts; the key is a
-digest of all of it. Files appear atomically and are never changed; a lock keeps two commands from building the same one.
+A template is the interpreter, its libraries, the bootstrap, the cell and shim, and what the VM may see while it starts; the key
+is a digest of all of it. Files appear atomically and are never changed; a lock keeps two commands from building the same one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,18 @@ FORMAT = 1
 KEEP = 12
 """Snapshots kept; of more, those not used for the longest time go."""
 BUILD_SECONDS = 180.0
-_NOT_IMPORTED = {"__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "lib2to3", "ensurepip", "turtledemo"}
+_NOT_IMPORTED = {
+    "__pycache__",
+    "site-packages",
+    "dist-packages",
+    "test",
+    "tests",
+    "idlelib",
+    "tkinter",
+    "lib2to3",
+    "ensurepip",
+    "turtledemo",
+}
 
 Progress = Callable[[str, float | None], AbstractContextManager[None]]
 """(what is being done, seconds it took last time or None) -> a context shown meanwhile."""
@@ -46,8 +57,8 @@ class TemplateError(AgentfwError):
 
 @dataclass(frozen=True)
 class Template:
-    """What a snapshot is made of. `environment`: the variables the interpreter starts with; `preload`: modules it imports besides its
-    usual ones; `memory`: bytes a VM may use; `trace`: its system calls are logged (such a template is never stored)."""
+    """What a snapshot is made of. `environment`: the variables the interpreter starts with; `preload`: modules it imports besides
+    its usual ones; `memory`: bytes a VM may use."""
 
     interpreter: Interpreter
     view: View
@@ -132,7 +143,9 @@ class SnapshotStore:
     def path(self, key: bytes) -> Path:
         return self.directory / f"{key.hex()[:40]}.snapshot"
 
-    async def get(self, template: Template, progress: Progress, log: Callable[[str], None] = lambda line: None) -> tuple[Path, bytes]:
+    async def get(
+        self, template: Template, progress: Progress, log: Callable[[str], None] = lambda line: None
+    ) -> tuple[Path, bytes]:
         """The snapshot of `template` and its key, built now if there is none. TemplateError with what went wrong; `log` gets what
         the interpreter printed meanwhile."""
         key = template.key()
@@ -300,9 +313,9 @@ async def build(template: Template, key: bytes, path: Path, log: Callable[[str],
     for line in lines:
         log(line)
     if builder.ready.done():
-        size, error = builder.ready.result()
-        if error:
-            raise TemplateError(f"cannot save the snapshot {path.name}: {os.strerror(error)}")
+        size, errno = builder.ready.result()
+        if errno:
+            raise TemplateError(f"cannot save the snapshot {path.name}: {os.strerror(errno)}")
         if not size:
             raise TemplateError("the snapshot came out empty")
         return

@@ -1,0 +1,141 @@
+"""The command `agentfw`. Data goes to stdout, everything else to stderr; expected errors are one line, `error: WHAT`, and often a
+`hint:`; 125 is the status of our own faults."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from importlib.metadata import version
+from typing import Any
+
+import click
+
+from ..errors import AgentfwError, ConfigError, UnknownPlugin
+from .output import complain
+
+OWN_FAULT = 125
+
+COMMANDS = {
+    "run": ("run", "run"),
+    "doctor": ("doctor", "doctor"),
+    "plugins": ("plugins", "plugins"),
+    "config": ("config", "config"),
+    "cache": ("cache", "cache"),
+    "mock-llm": ("..mock_llm.cli", "mock_llm"),
+    "completion": ("completion", "completion"),
+}
+"""Name -> module and attribute; imported when used, so that `--help` and completion stay quick."""
+
+
+class Commands(click.Group):
+    """Commands imported on demand, with a guess at what a misspelt one meant."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        from importlib import import_module
+
+        module, attribute = COMMANDS[cmd_name]
+        command: click.Command = getattr(import_module(module if module.startswith(".") else f".{module}", __name__), attribute)
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            if name.endswith(".py"):
+                raise Hinted(f"no command `{name}`", f"run a script with `agentfw run {name}`")
+            close = difflib.get_close_matches(name, COMMANDS, 1)
+            raise Hinted(f"no command `{name}`", f"did you mean `{close[0]}`?" if close else "see `agentfw --help`")
+        return super().resolve_command(ctx, args)
+
+
+EXAMPLES = """Examples:
+
+\b
+  agentfw run agent.py
+  agentfw run -n 20 --stats --plugins dns,tls,policy,credentials agent.py
+  agentfw doctor"""
+
+
+class Hinted(click.UsageError):
+    """A usage error with something better to try."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "AGENTFW", "max_content_width": 100},
+    epilog=EXAMPLES,
+)
+@click.version_option(version("agentfw"), prog_name="agentfw")
+def cli() -> None:
+    """Run AI agents, unmodified Python programs, each in a KVM virtual machine without a guest kernel."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The entry point: never returns, never shows a traceback of ours for what can be expected."""
+    status = OWN_FAULT
+    try:
+        status = _main(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # the reader of our output went away, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        status = 141
+    except KeyboardInterrupt:
+        status = 130
+    sys.stderr.flush()
+    os._exit(status) if status == 141 else sys.exit(status)
+
+
+def _main(arguments: list[str] | None) -> int:
+    try:
+        result: Any = cli.main(arguments, prog_name="agentfw", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.Abort:
+        return 130
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "agentfw"
+        complain(_lower(error.format_message()), getattr(error, "hint", "") or f"see `{command} --help`")
+        return OWN_FAULT if command == "agentfw run" else 2
+    except click.ClickException as error:
+        complain(_lower(error.format_message()))
+        return OWN_FAULT if error.exit_code == 1 else error.exit_code
+    except AgentfwError as error:
+        complain(_lower(str(error)), hint_for(error))
+        return int(getattr(error, "status", OWN_FAULT))
+    except (BrokenPipeError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        if os.environ.get("AGENTFW_TRACEBACK"):
+            raise
+        complain(f"internal error: {type(error).__name__}: {error}", "set AGENTFW_TRACEBACK=1 to see where, and report it")
+        return OWN_FAULT
+
+
+def hint_for(error: AgentfwError) -> str:
+    """What to do about it, where that is known."""
+    hint: str = getattr(error, "hint", "")
+    if hint:
+        return hint
+    if isinstance(error, UnknownPlugin):
+        close = difflib.get_close_matches(error.name, error.known, 1)
+        return f"did you mean `{close[0]}`?" if close else "see `agentfw plugins list`"
+    if isinstance(error, ConfigError) and error.file:
+        return "see docs/config.md for what the file may hold"
+    return ""
+
+
+def _lower(text: str) -> str:
+    """click begins with a capital and ends with a full stop; our errors do neither."""
+    text = " ".join(text.split()).removesuffix(".")
+    return text[:1].lower() + text[1:] if text[1:2].islower() else text

@@ -1,0 +1,50 @@
+"""`agentfw config`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+SECRET_WORDS = ("secret", "token", "password", "key", "value", "authorization")
+
+
+@click.group()
+def config() -> None:
+    """agentfw.toml, and what it comes to."""
+
+
+@config.command()
+@click.option(
+    "--config", "file", type=click.Path(path_type=Path), metavar="FILE", help="This file instead of the nearest agentfw.toml."
+)
+@click.option("--origin", is_flag=True, help="Say where each value comes from.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def show(file: Path | None, origin: bool, as_json: bool) -> None:
+    """Check the file and print what it sets. Values that may be secrets are not shown."""
+    from ..config import load_config
+    from ..plugins import available
+
+    loaded = load_config(file)
+    loaded.check_tables(available())
+    tables = {name: _masked(table) for name, table in loaded.tables.items()}
+    if as_json:
+        click.echo(json.dumps({"version": 1, "file": str(loaded.file) if loaded.file else None, "tables": tables}, default=str))
+        return
+    click.echo(f"# {loaded.file or 'no agentfw.toml from here upward: the defaults apply'}")
+    for name, table in tables.items():
+        click.echo(f"[{name}]")
+        for key, value in table.items():
+            click.echo(f"{key} = {json.dumps(value, default=str)}" + (f"  # {loaded.file}" if origin else ""))
+
+
+def _masked(value: Any, name: str = "") -> Any:
+    if isinstance(value, dict):
+        return {key: _masked(item, str(key)) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_masked(item, name) for item in value]
+    if isinstance(value, str) and any(word in name.lower() for word in SECRET_WORDS):
+        return "***"
+    return value

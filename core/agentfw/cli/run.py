@@ -1,0 +1,494 @@
+"""`agentfw run`: one program, once or many times, each in a VM."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import AgentfwError
+from .output import Kept, Lines, Plain, Writer, complain, may_read_stdin, progress, say, standard_input
+
+if TYPE_CHECKING:
+    from ..agents import ExitReport
+    from ..config import Config
+    from ..fleet import Fleet, Job, Result
+    from ..snapshots import Template
+
+MEMORY = "512M"
+MEMORY_RANGE = (96 << 20, 14 << 30)
+AT_ONCE = 256
+"""VMs at once; of a larger COUNT the rest wait."""
+STDIN_MAX = 64 << 20
+
+
+class RunError(AgentfwError):
+    """`status` is the command's exit status."""
+
+    def __init__(self, message: str, hint: str = "", status: int = 125) -> None:
+        self.hint = hint
+        self.status = status
+        super().__init__(message)
+
+
+class RunCommand(click.Command):
+    """Options end where the program begins: at `-m`, `-c`, `-`, or the script; all that follows is the program's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ours, ctx.meta["program"] = split(args, {flag for flag, takes in self._options().items() if takes})
+        return super().parse_args(ctx, ours)
+
+    def _options(self) -> dict[str, bool]:
+        found = {}
+        for parameter in self.params:
+            if isinstance(parameter, click.Option):
+                for flag in (*parameter.opts, *parameter.secondary_opts):
+                    found[flag] = not parameter.is_flag and not parameter.count
+        return found
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_usage(ctx.command_path, "[OPTIONS] (SCRIPT | -m MODULE | -c CODE | -) [ARGS]...")
+
+
+def split(args: Sequence[str], valued: set[str]) -> tuple[list[str], list[str]]:
+    """The command's options and the program's command line. `valued`: the options that take a value."""
+    at = 0
+    while at < len(args):
+        arg = args[at]
+        if arg == "--":
+            return list(args[:at]), list(args[at + 1 :])
+        if arg in ("-", "-m", "-c") or not arg.startswith("-"):
+            return list(args[:at]), list(args[at:])
+        if arg[:2] in ("-m", "-c") and not arg.startswith("--"):
+            return list(args[:at]), [arg[:2], arg[2:], *args[at + 1 :]]
+        at += 2 if arg in valued else 1
+    return list(args), []
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options after config and defaults have had their say."""
+
+    plugins: tuple[str, ...]
+    config: Config
+    mounts: tuple[str, ...]
+    env: dict[str, str]
+    memory: int
+    timeout: float | None
+    preload: tuple[str, ...]
+    count: int
+    stats: bool
+    as_json: bool
+    quiet: bool
+    verbose: int
+    strace: bool
+    python: str
+
+
+EPILOG = """Examples:
+
+\b
+  agentfw run agent.py --ticket 17
+  agentfw run --mount ./data:/data:rw --env MODEL=small -m my_agent
+  agentfw run -n 20 --stats --plugins dns,tls,policy,credentials agent.py
+
+\b
+Exit status: the program's; 128+n if signal n ended it (130: Ctrl-C, 137: killed, out of memory);
+124 time-out; 125 agentfw's own fault; 126 cannot be executed; 127 not found."""
+
+
+@click.command(cls=RunCommand, epilog=EPILOG)
+@click.option("--plugins", metavar="NAMES", help="Comma-separated plugins in the agents' path, in order; files (./x.py) too.")
+@click.option(
+    "--config", "config_file", type=click.Path(path_type=Path), metavar="FILE", help="Instead of the nearest agentfw.toml."
+)
+@click.option("--no-config", is_flag=True, help="Read no agentfw.toml.")
+@click.option("--mount", "mounts", multiple=True, metavar="HOST:GUEST[:rw]", help="Show a file or directory (repeatable).")
+@click.option("--env", multiple=True, metavar="K=V", help="Set a variable; `K` alone passes ours on (repeatable).")
+@click.option("--memory", metavar="SIZE", help=f"Memory of each VM, as 512M or 2G.  [default: {MEMORY}]")
+@click.option("--timeout", metavar="TIME", help="Stop an agent after this time: 30, 90s, 5m.")
+@click.option("--preload", metavar="MODULES", help="Comma-separated modules to import once for all runs.")
+@click.option("-n", "--count", type=click.IntRange(1, 100_000), default=1, metavar="COUNT", help="Run it so many times at once.")
+@click.option("--python", metavar="PATH", help="The agents' interpreter.  [default: the one agentfw is installed in]")
+@click.option("--stats", is_flag=True, help="Print what the VMs and plugins counted, at the end, on stderr.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document with output, ends and counters instead.")
+@click.option("--strace", is_flag=True, help="Print the agents' system calls on stderr.")
+@click.option("-q", "--quiet", is_flag=True, help="No notes on stderr, errors only.")
+@click.option("-v", "--verbose", count=True, help="More on stderr; -vv: debugging.")
+@click.pass_context
+def run(
+    ctx: click.Context,
+    plugins: str | None,
+    config_file: Path | None,
+    no_config: bool,
+    mounts: tuple[str, ...],
+    env: tuple[str, ...],
+    memory: str | None,
+    timeout: str | None,
+    preload: str | None,
+    count: int,
+    python: str | None,
+    stats: bool,
+    as_json: bool,
+    strace: bool,
+    quiet: bool,
+    verbose: int,
+) -> int:
+    """Run a Python program, each copy in a VM of its own.
+
+    The program is a script, `-m module`, `-c code` or `-` for standard input, and gets the arguments after it. It sees its own
+    directory (read-only), the interpreter with its packages, a private /tmp and home directory, and what --mount shows. Its
+    network is what the plugins let through.
+    """
+    from ..config import Config, load_config
+    from ..plugins import DEFAULT
+
+    _logging(quiet, verbose, strace)
+    program: list[str] = ctx.meta["program"]
+    if not program or (program[0] in ("-m", "-c") and (len(program) < 2 or not program[1])):
+        raise click.UsageError("no program: name a script, `-m module`, `-c code` or `-`", ctx)
+    config = Config() if no_config else load_config(config_file)
+    table = config.run
+    options = Options(
+        plugins=_names(plugins) if plugins is not None else table.plugins if table.plugins is not None else DEFAULT,
+        config=config,
+        mounts=(*table.mount, *mounts),
+        env={**table.env, **dict(_variable(text) for text in env)},
+        memory=_memory(memory, config),
+        timeout=_seconds(timeout) if timeout is not None else table.timeout,
+        preload=_names(preload) if preload is not None else table.preload,
+        count=count,
+        stats=stats,
+        as_json=as_json,
+        quiet=quiet,
+        verbose=verbose,
+        strace=strace,
+        python=python or sys.executable,
+    )
+    return _with_loop(options, program)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or "\0" in text:
+        raise RunError(f"bad variable `{text}`", "write `--env NAME=VALUE`, or `--env NAME` to pass yours on")
+    if equals:
+        return name, value
+    if name not in os.environ:
+        raise RunError(f"variable `{name}` is not set here", f"write `--env {name}=VALUE`")
+    return name, os.environ[name]
+
+
+def _memory(text: str | None, config: Config) -> int:
+    given = text or config.run.memory or MEMORY
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", given.strip(), re.IGNORECASE)
+    low, high = MEMORY_RANGE
+    size = int(float(match[1]) * 1024 ** " KMG".index(match[2].upper() or " ")) if match else 0
+    if low <= size <= high:
+        return size
+    what = f"must be from {low >> 20}M to {high >> 30}G" if match else "is no size (write 512M or 2G)"
+    if text is None and config.run.memory is not None:
+        raise config.error("run.memory", f"`{given}` {what}")
+    raise RunError(f"memory `{given}` {what}")
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?", text.strip())
+    if not match or not float(match[1]):
+        raise RunError(f"`{text}` is no time", "write `--timeout 30`, `90s`, `5m` or `1h`")
+    return float(match[1]) * {"ms": 0.001, "s": 1, "m": 60, "h": 3600}[match[2] or "s"]
+
+
+def _logging(quiet: bool, verbose: int, strace: bool) -> None:
+    level = logging.ERROR if quiet else (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s")
+    logging.getLogger("agentfw").setLevel(level)
+    if strace:
+        logging.getLogger("agentfw.vmm.strace").setLevel(logging.DEBUG)
+
+
+# ---- the program and its guest
+
+
+def check_program(program: Sequence[str]) -> tuple[str, str, list[str]]:
+    """(mode, target, arguments). RunError for a script that is not there (127) or cannot be read (126)."""
+    first = program[0]
+    if first in ("-m", "-c"):
+        return {"-m": "module", "-c": "code"}[first], program[1], list(program[2:])
+    if first == "-":
+        return "stdin", "", list(program[1:])
+    path = Path(first)
+    if not path.exists():
+        near = "" if path.suffix else f"`{first}.py`" if path.with_name(path.name + ".py").exists() else ""
+        raise RunError(f"script `{first}` not found", f"did you mean {near}?" if near else "", 127)
+    if path.is_dir() and not (path / "__main__.py").is_file():
+        raise RunError(f"`{first}` is a directory without a `__main__.py`", "", 126)
+    if not os.access(path, os.R_OK):
+        raise RunError(f"cannot read `{first}`: permission denied", "", 126)
+    if not path.is_dir() and not path.is_file():
+        raise RunError(f"`{first}` is not a file", "", 126)
+    return "script", first, list(program[1:])
+
+
+def prepare(options: Options, program: Sequence[str]) -> tuple[Template, Job, list[str]]:
+    """Template and job of a command line, and notes for the operator."""
+    from ..fleet import Job, default_environment, template_environment
+    from ..guestfs import add_mounts, add_program, base_view, find_interpreter, parse_mount
+    from ..snapshots import Template
+
+    mode, target, arguments = check_program(program)
+    mounts = [parse_mount(text) for text in options.mounts]
+    environment = {**default_environment(), **options.env}
+    at_start = template_environment(options.env)
+    interpreter = find_interpreter(options.python, at_start)
+    view = base_view(interpreter)
+    add_mounts(view, mounts)
+    add_program(view, target if mode == "script" else None, str(Path.cwd()))
+    template = Template(interpreter, view, at_start, options.preload, options.memory)
+    watched = not options.as_json and (sys.stdout.isatty() or options.count > 1)
+    job = Job(mode, target, arguments, environment, view.cwd, watched)  # type: ignore[arg-type]  # one of the four
+    return template, job, view.notes
+
+
+# ---- running it
+
+
+def _with_loop(options: Options, program: Sequence[str]) -> int:
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run(options, program))
+
+
+async def _run(options: Options, program: Sequence[str]) -> int:
+    from ..fleet import Fleet
+    from ..plugins import load_plugins
+    from ..runtime import Runtime
+
+    loop = asyncio.get_running_loop()
+    manager = load_plugins(options.plugins, options.config)
+    template, job, notes = prepare(options, program)
+    if not options.quiet:
+        for note in notes:
+            say(f"note: {note}")
+    _check_kvm()
+    runtime = Runtime(loop, manager, options.config)
+    fleet = Fleet(
+        runtime,
+        template,
+        size=min(options.count, AT_ONCE),
+        progress=progress if not options.quiet else None,
+        on_line=(lambda line: say(f"template: {line}")) if options.verbose else lambda line: None,
+        trace=options.strace,
+    )
+    stop = _Interrupts(fleet, asyncio.current_task(), options.quiet)
+    for number in stop.SIGNALS:
+        loop.add_signal_handler(number, stop.received, number)
+    started = time.monotonic()
+    try:
+        await runtime.start()
+        try:
+            async with fleet:
+                stop.ready = True
+                results, captured = await _agents(fleet, job, options)
+                counted = runtime.statistics()
+        finally:
+            await runtime.stop()
+    except asyncio.CancelledError:
+        if stop.last is None:
+            raise
+        return 128 + stop.last
+    seconds = time.monotonic() - started
+    for result in results:
+        _tell(result, options, stop)
+    if options.as_json:
+        click.echo(json.dumps(_document(results, captured, counted, seconds)))
+    if options.stats and not options.as_json:
+        say(_statistics(results, counted, seconds))
+    if stop.killed and stop.last is not None:
+        return 128 + stop.last
+    return next((result.status for result in results if result.status), 0)
+
+
+def _check_kvm() -> None:
+    """Early and in words: a template that cannot be built would say so late."""
+    from .doctor import kvm_checks
+
+    for check in kvm_checks():
+        if check.status == "fail":
+            raise RunError(check.detail, check.hint or "run `agentfw doctor`")
+
+
+class _Interrupts:
+    """The first Ctrl-C (SIGTERM, SIGHUP) goes to the agents, the second one kills them."""
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def __init__(self, fleet: Fleet, task: asyncio.Task[Any] | None, quiet: bool) -> None:
+        self._fleet = fleet
+        self._task = task
+        self._quiet = quiet
+        self.ready = False
+        self.last: int | None = None
+        self.killed = False
+
+    def received(self, number: int) -> None:
+        again = self.last is not None
+        self.last = number
+        if not self.ready or (again and self.killed):
+            if self._task is not None:
+                self._task.cancel()
+        elif again:
+            self.killed = True
+            self._fleet.kill()
+        else:
+            self._fleet.signal(number)
+            if not self._quiet and number == signal.SIGINT and self._fleet.running:
+                say("interrupting; press Ctrl-C again to kill")
+
+
+async def _agents(fleet: Fleet, job: Job, options: Options) -> tuple[list[Result], list[tuple[Kept, Kept]]]:
+    from ..fleet import Streams
+
+    out, err = Writer(1), Writer(2)
+    captured: list[tuple[Kept, Kept]] = []
+    text: bytes | None = None
+    if options.count > 1 and job.mode == "stdin":
+        text = await _all_input()
+    marked = options.count > 1 and sys.stdout.isatty()
+
+    def streams(number: int) -> Streams:
+        if options.as_json:
+            kept = Kept(), Kept()
+            captured.append(kept)
+            sinks: Any = kept
+        elif options.count == 1:
+            sinks = Plain(out), Plain(err)
+        else:
+            prefix = b"[agent-%d] " % number if marked else b""
+            sinks = Lines(out, prefix), Lines(err, prefix)
+        source = None
+        if text is not None:
+            source = _once(text)
+        elif options.count == 1 and may_read_stdin():
+            source = standard_input()
+        return Streams(sinks[0], sinks[1], source)
+
+    runs = [
+        fleet.run(job, streams(number), name=f"agent-{number}", timeout=options.timeout) for number in range(1, options.count + 1)
+    ]
+    return list(await asyncio.gather(*runs)), captured
+
+
+async def _all_input() -> bytes:
+    data = bytearray()
+    async for part in standard_input():
+        data += part
+        if len(data) > STDIN_MAX:
+            raise RunError(f"more than {STDIN_MAX >> 20} MiB of program on standard input")
+    return bytes(data)
+
+
+async def _once(data: bytes) -> Any:
+    if data:
+        yield data
+
+
+# ---- telling
+
+
+def _tell(result: Result, options: Options, stop: _Interrupts) -> None:
+    """One line on stderr for an end that the agent itself did not explain."""
+    report = result.report
+    if report.kind == "code" or (report.kind == "killed" and stop.last is not None):
+        return
+    if report.kind == "signal" and report.signal in (stop.last, signal.SIGINT):
+        return
+    who = f"{result.agent.name}: " if options.count > 1 else ""
+    what, hint = explain(report, options)
+    complain(who + what, hint)
+
+
+def explain(report: ExitReport, options: Options) -> tuple[str, str]:
+    """(what, hint) of an end that is not the program's own."""
+    if report.kind == "timeout":
+        return f"timed out after {options.timeout:g} s", "give it more with `--timeout`"
+    if report.kind == "memory":
+        return f"out of memory ({options.memory >> 20} MiB): {report.text}", "give it more with `--memory`"
+    if report.kind == "signal":
+        return report.text or f"killed by signal {report.signal}", ""
+    if report.kind == "hostile":
+        return f"stopped for breaking the VM's protocol: {report.text}", ""
+    return report.text or report.kind, ""
+
+
+def _document(
+    results: list[Result], captured: list[tuple[Kept, Kept]], counted: dict[str, Any], seconds: float
+) -> dict[str, Any]:
+    agents = []
+    for result, (out, err) in zip(results, captured, strict=True):
+        report = result.report
+        agents.append(
+            {
+                "name": result.agent.name,
+                "status": result.status,
+                "kind": report.kind,
+                "signal": report.signal or None,
+                "text": report.text,
+                "seconds": round(report.seconds, 6),
+                "stdout": out.text,
+                "stderr": err.text,
+                "truncated": out.cut or err.cut,
+                "vm": None if result.statistics is None else dict(vars(result.statistics)),
+            }
+        )
+    return {"version": 1, "seconds": round(seconds, 6), "agents": agents, "vms": _sums(results), "statistics": counted}
+
+
+def _sums(results: list[Result]) -> dict[str, int]:
+    totals: dict[str, int] = {}
+    for result in results:
+        if result.statistics is not None:
+            for name, value in vars(result.statistics).items():
+                totals[name] = max(totals.get(name, 0), value) if name in ("sites", "sites_lazy", "sites_refused") else (
+                    totals.get(name, 0) + value
+                )  # fmt: skip
+    return totals
+
+
+def _statistics(results: list[Result], counted: dict[str, Any], seconds: float) -> str:
+    """The table of `--stats`."""
+    vm = _sums(results)
+    ended = sum(result.report.kind == "code" and not result.report.code for result in results)
+    rows: list[tuple[str, object]] = [
+        ("agents", f"{len(results)}, {ended} ended well"),
+        ("seconds", f"{seconds:.3f}"),
+        ("system call sites rewritten", f"{vm.get('sites', 0)} ({vm.get('sites_lazy', 0)} late, "
+                                        f"{vm.get('sites_refused', 0)} left to the backstop)"),
+        ("backstop hits", vm.get("n_backstop", 0)),
+        ("VM exits", f"{vm.get('exits', 0)} ({vm.get('exits_kick', 0)} rings, {vm.get('exits_wait', 0)} waits, "
+                     f"{vm.get('exits_signal', 0)} slices, {vm.get('exits_fault', 0)} faults)"),
+        ("system calls in the guest", vm.get("n_local", 0)),
+        ("system calls forwarded", vm.get("n_ring", 0)),
+        ("unknown system calls", vm.get("n_enosys", 0)),
+        ("thread switches", vm.get("n_switch", 0)),
+        ("CPU seconds", f"{vm.get('cpu_ns', 0) / 1e9:.3f}"),
+    ]  # fmt: skip
+    rows += [(name, f"{value:.3f}" if isinstance(value, float) else value) for name, value in sorted(counted.items())]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
