@@ -6,7 +6,6 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from importlib.metadata import version
 from typing import Any
 
 import click
@@ -74,7 +73,7 @@ class Hinted(click.UsageError):
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "AGENTFW", "max_content_width": 100},
     epilog=EXAMPLES,
 )
-@click.version_option(version("agentfw"), prog_name="agentfw")
+@click.version_option(package_name="agentfw", prog_name="agentfw")
 def cli() -> None:
     """Run AI agents, unmodified Python programs, each in a KVM virtual machine without a guest kernel."""
 

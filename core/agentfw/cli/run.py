@@ -281,6 +281,7 @@ async def _run(options: Options, program: Sequence[str]) -> int:
     from ..runtime import Runtime
 
     loop = asyncio.get_running_loop()
+    check_program(program)
     manager = load_plugins(options.plugins, options.config)
     template, job, notes = prepare(options, program)
     if not options.quiet:
