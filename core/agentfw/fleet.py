@@ -386,6 +386,11 @@ class Fleet:
             run.failure = f"the VM did not acknowledge its job: {str(error) or f'silent for {ACK_SECONDS:.0f} s'}"
             run.kill()
             return
+        except Exception as error:  # a mistake of ours must not leave a VM waiting for ever
+            log.exception("a job could not be sent")
+            run.failure = f"the job could not be sent: {type(error).__name__}: {error}"
+            run.kill()
+            return
         run.acknowledge()
 
     def flow_opened(self, run: _Run, flow: GuestFlow) -> None:
