@@ -377,10 +377,18 @@ static void entry_stat(struct vfs *vfs, const struct entry *e, struct stat *st)
 int proc_stat(struct vfs *vfs, const char *path, struct stat *st)
 {
     const struct entry *e = find(vfs, path);
-    if (!e)
-        return -ENOENT;
-    entry_stat(vfs, e, st);
-    return 0;
+    if (e) {
+        entry_stat(vfs, e, st);
+        return 0;
+    }
+    char up[PATH_MAX];               /* nothing there, or a link on the way? */
+    strcpy(up, path);
+    for (char *slash = strrchr(up, '/'); slash > up; slash = strrchr(up, '/')) {
+        *slash = 0;
+        if ((e = find(vfs, up)))
+            return e->kind == LINK_ ? -ELOOP : e->kind == FILE_ ? -ENOTDIR : -ENOENT;
+    }
+    return -ENOENT;
 }
 
 static int make(struct vfs *vfs, const char *path, int kind, struct text *t)

@@ -172,7 +172,7 @@ int tmpfs_fallocate(struct tmpfs *fs, struct tnode *n, int mode, uint64_t offset
 int tmpfs_host_fd(struct tmpfs *fs, struct tnode *n);                       /* for mmap: its memfd, or -errno; not to be closed */
 
 /* ---- synth.c ---- */
-int proc_stat(struct vfs *vfs, const char *path, struct stat *st);          /* -ENOENT */
+int proc_stat(struct vfs *vfs, const char *path, struct stat *st);          /* -ENOENT, -ENOTDIR, -ELOOP */
 int proc_readlink(struct vfs *vfs, const char *path, char out[PATH_MAX]);   /* -> length */
 int proc_content(struct vfs *vfs, const char *path, uint8_t **data, uint64_t *size);            /* malloc()ed */
 /* i-th name in a directory: 1, or 0 at the end */

@@ -1,0 +1,245 @@
+/* Drives the cell's file system without a VM: frames on standard input, answers on standard output (tests/vfs_driver.py).
+ *
+ * Frame: u32 command, u32 size, payload. Answer: i64 result, u32 size, bytes. Guest memory is plain memory with a hole, so that copies
+ * fail there as they do in a VM.
+ */
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include "vfs.h"
+
+#define MEMORY (160ull << 20)
+#define HOLE (16ull << 20)
+#define HOLE_END (17ull << 20)
+static struct vm vm;
+
+void *guest_range(struct vm *v, uint64_t gva, uint64_t len)
+{
+    return gva < AFW_SYS || gva >= MEMORY || len > MEMORY - gva ? 0 : v->mem + gva;
+}
+
+static int hole(uint64_t gva, uint64_t len)
+{
+    return gva < HOLE_END && gva + len > HOLE;
+}
+
+int guest_read(struct vm *v, void *out, uint64_t gva, uint64_t len)
+{
+    void *p = guest_range(v, gva, len);
+    if (!p)
+        return -EFAULT;
+    uint64_t part = hole(gva, len) ? gva < HOLE ? HOLE - gva : 0 : len;
+    memcpy(out, p, part);            /* as the cell's: bytes before the fault have been copied */
+    return part == len ? 0 : -EFAULT;
+}
+
+int guest_write(struct vm *v, uint64_t gva, const void *data, uint64_t len)
+{
+    void *p = guest_range(v, gva, len);
+    if (!p || hole(gva, len))
+        return -EFAULT;
+    memcpy(p, data, len);
+    return 0;
+}
+
+int guest_path(struct vm *v, char *out, uint64_t gva, uint64_t len)
+{
+    if (!len)
+        return -ENOENT;
+    if (len > 4095)
+        return -ENAMETOOLONG;
+    if (guest_read(v, out, gva, len))
+        return -EFAULT;
+    if (memchr(out, 0, len))
+        return -EINVAL;
+    out[len] = 0;
+    return 0;
+}
+
+static char mapped[256];
+int memory_map_file(struct vm *v, int fd, uint64_t gva, uint64_t len, int prot, int shared, uint64_t offset, const char *name)
+{
+    if (!guest_range(v, gva, len))
+        return -ENOMEM;
+    snprintf(mapped, sizeof mapped, "%s", name);
+    void *p = mmap(v->mem + gva, len, prot & (PROT_READ | PROT_WRITE), MAP_FIXED | (shared ? MAP_SHARED : MAP_PRIVATE), fd, (off_t)offset);
+    return p == MAP_FAILED ? -errno : 0;
+}
+
+int memory_module(struct vm *v, uint64_t gva, char name[256], uint64_t *start, uint64_t *offset)
+{
+    (void)v;
+    if (gva < 0x400000 || gva >= 0x402000)
+        return 0;
+    strcpy(name, "/usr/bin/python3");
+    *start = 0x400000;
+    *offset = 0;
+    return 1;
+}
+
+/* What jail.c allows for files, as far as the file system asked for it, and what this program needs itself; the rest kills */
+static void jail(void)
+{
+    static const uint16_t calls[] = {
+        SYS_openat2, SYS_readlinkat, SYS_newfstatat, SYS_fstat, SYS_getdents64, SYS_preadv, SYS_preadv2, SYS_pwritev, SYS_pwritev2, SYS_pread64,
+        SYS_pwrite64, SYS_ftruncate, SYS_fallocate, SYS_mkdirat, SYS_unlinkat, SYS_renameat2, SYS_symlinkat, SYS_linkat, SYS_fchmod, 452, SYS_utimensat,
+        SYS_fsync, SYS_fstatfs, SYS_memfd_create, SYS_flock, SYS_lseek, SYS_dup, SYS_fcntl, SYS_close, SYS_read, SYS_write, SYS_brk, SYS_mmap, SYS_munmap,
+        SYS_mremap, SYS_madvise, SYS_futex, SYS_clock_gettime, SYS_exit_group};
+    static struct sock_filter code[2 * sizeof calls / sizeof *calls + 2];
+    size_t n = 0;
+    code[n++] = (struct sock_filter){BPF_LD | BPF_W | BPF_ABS, 0, 0, offsetof(struct seccomp_data, nr)};
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        code[n++] = (struct sock_filter){BPF_JMP | BPF_JEQ | BPF_K, 0, 1, calls[i]};
+        code[n++] = (struct sock_filter){BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW};
+    }
+    code[n++] = (struct sock_filter){BPF_RET | BPF_K, 0, 0, SECCOMP_RET_KILL_PROCESS};
+    struct sock_fprog program = {(unsigned short)n, code};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program))
+        abort();
+}
+
+static int64_t call(uint16_t op, uint64_t a0, uint64_t a1, uint64_t a2, uint64_t a3, uint64_t a4, uint64_t a5)
+{
+    struct afw_sqe sqe = {.op = op, .a = {a0, a1, a2, a3, a4, a5}};
+    return file_op(&vm, &sqe);
+}
+
+/* Opens a path again and again, reading it as file or directory: rounds that saw the needle << 32 | rounds that opened it */
+static int64_t hunt(const uint8_t *p)
+{
+    uint64_t path, len, flags, rounds, seen = 0, opened = 0;
+    char text[4097];
+    memcpy(&path, p, 8);
+    memcpy(&len, p + 8, 8);
+    memcpy(&flags, p + 16, 8);
+    memcpy(&rounds, p + 24, 8);
+    const char *needle = (const char *)p + 32;
+    for (uint64_t i = 0; i < rounds; i++) {
+        const uint64_t buffer = 0x800000;
+        int64_t h = call(AFW_OP_OPEN, path, len, flags, 0600, AFW_CWD, 0);
+        if (h < 0)
+            continue;
+        opened++;
+        int64_t n = call(AFW_OP_PREAD, (uint64_t)h, buffer, 4096, 0, 0, 0);
+        if (n == -EISDIR)
+            n = call(AFW_OP_READDIR, (uint64_t)h, buffer, 4096, 0, 0, 0);
+        if (n > 0) {
+            memcpy(text, vm.mem + buffer, (size_t)n);
+            seen += !!memmem(text, (size_t)n, needle, strlen(needle));
+        }
+        call(AFW_OP_CLOSE, (uint64_t)h, 0, 0, 0, 0, 0);
+    }
+    return (int64_t)(seen << 32 | opened);
+}
+
+static void landlock(int fd, int writable, void *arg)
+{
+    (void)fd;
+    *(uint32_t *)arg += writable ? 0x10000 : 1;
+}
+
+static int64_t host_read(const uint8_t *p, uint32_t size, uint8_t *out, uint32_t *out_size)
+{
+    char path[4096];
+    memcpy(path, p, size);
+    path[size] = 0;
+    int fd = vfs_host_open(vm.vfs, path);
+    if (fd < 0)
+        return fd;
+    ssize_t n = pread(fd, out, 4096, 0);
+    close(fd);
+    *out_size = n > 0 ? (uint32_t)n : 0;
+    return n;
+}
+
+static void take(void *out, size_t n)
+{
+    if (n && fread_unlocked(out, 1, n, stdin) != n) {
+        vfs_free(vm.vfs);
+        exit(0);
+    }
+}
+
+int main(void)
+{
+    vm.mem = mmap(0, MEMORY, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (vm.mem == MAP_FAILED || mprotect(vm.mem + HOLE, HOLE_END - HOLE, PROT_NONE))
+        return 1;
+    vm.memory_limit = 256 << 20;
+    struct afw_ctl *ctl = (struct afw_ctl *)(vm.mem + AFW_CTL);
+    ctl->pid = 4711;
+    ctl->committed_pages = 1000;
+    uint8_t *in = malloc(8 << 20), *out = malloc(8 << 20);
+    for (;;) {
+        uint32_t command, size, out_size = 0, type;
+        int64_t result = 0;
+        uint64_t gva, len, a[6];
+        uint16_t op;
+        take(&command, 4);
+        take(&size, 4);
+        if (size > 8 << 20)
+            return 2;
+        take(in, size);
+        switch (command) {
+        case 1:
+            memcpy(&type, in, 4);
+            result = vfs_configure(type, in + 4, size - 4);
+            break;
+        case 2:
+            vfs_free(vm.vfs);
+            vm.vfs = vfs_new(&vm);
+            result = vm.vfs ? 0 : -ENOMEM;
+            break;
+        case 3:
+            memcpy(&gva, in, 8);
+            memcpy(vm.mem + gva, in + 8, size - 8);
+            break;
+        case 4:
+            memcpy(&gva, in, 8);
+            memcpy(&len, in + 8, 8);
+            memcpy(out, vm.mem + gva, len);
+            out_size = (uint32_t)len;
+            break;
+        case 5:
+            memcpy(&op, in, 2);
+            memcpy(a, in + 2, sizeof a);
+            result = call(op, a[0], a[1], a[2], a[3], a[4], a[5]);
+            break;
+        case 6:
+            result = vfs_open_handles(vm.vfs);
+            break;
+        case 7:
+            jail();
+            break;
+        case 8:
+            in[size] = 0;
+            result = hunt(in);
+            break;
+        case 9:
+            type = 0;
+            vfs_landlock_paths(landlock, &type);
+            result = type;
+            break;
+        case 10:
+            result = host_read(in, size, out, &out_size);
+            break;
+        case 11:
+            out_size = (uint32_t)strlen(mapped);
+            memcpy(out, mapped, out_size);
+            break;
+        default:
+            return 3;
+        }
+        fwrite(&result, 8, 1, stdout);
+        fwrite(&out_size, 4, 1, stdout);
+        fwrite(out, 1, out_size, stdout);
+        fflush(stdout);
+    }
+}
