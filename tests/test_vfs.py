@@ -27,7 +27,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
 
 @pytest.fixture(params=["sanitized", "jailed"])
 def make(request: pytest.FixtureRequest, programs: dict[bool, Path]) -> Iterator[MakeVfs]:
-    """Makes file systems; each test runs with sanitizers and, in another build, under a seccomp filter of the jail's file calls."""
+    """Makes file systems; each test runs sanitized, and in another build under a seccomp filter of the jail's file calls."""
     sanitize = request.param == "sanitized"
     made: list[Vfs] = []
 
@@ -59,7 +59,10 @@ def host(tmp_path: Path) -> Path:
 
 
 def test_parents_of_mounts_are_directories(make: MakeVfs, host: Path) -> None:
-    vfs = make(mounts={"/usr/lib": (host / "shared/lib", 0), "/root/.pyenv/x": (host / "shared/bin", 0)}, files={"/etc/hosts": b"127.0.0.1\n"})
+    vfs = make(
+        mounts={"/usr/lib": (host / "shared/lib", 0), "/root/.pyenv/x": (host / "shared/bin", 0)},
+        files={"/etc/hosts": b"127.0.0.1\n"},
+    )
     assert vfs.listdir("/") == ["dev", "etc", "proc", "root", "sys", "tmp", "usr", "var"]
     assert vfs.listdir("/root/.pyenv") == ["x"]
     assert vfs.listdir("/usr/lib") == ["module.py", "sub"]
@@ -82,7 +85,11 @@ def test_parents_of_mounts_are_directories(make: MakeVfs, host: Path) -> None:
 def test_synthetic_links_and_overlays(make: MakeVfs, host: Path) -> None:
     (host / "shared/lib/module.py").chmod(0o640)
     vfs = make(
-        mounts={"/usr": (host / "shared", 0), "/usr/lib/inner/deep": (host / "shared/bin", 0), "/one": (host / "shared/bin/tool", 0)},
+        mounts={
+            "/usr": (host / "shared", 0),
+            "/usr/lib/inner/deep": (host / "shared/bin", 0),
+            "/one": (host / "shared/bin/tool", 0),
+        },
         symlinks={"/lib": "usr/lib", "/loop": "loop", "/up": "../../../usr/lib/../bin"},
         files={"/usr/lib/module.py": b"replaced"},
     )
@@ -128,7 +135,7 @@ def test_listing_in_small_buffers_and_by_cookie(make: MakeVfs, host: Path) -> No
     names = [entry.name for entry in whole]
     assert names[:2] == [".", ".."] and len(set(names)) == len(names)
     assert set(names) - {".", ".."} == {path.name for path in many.iterdir()} | {"mounted"}
-    assert [entry for entry in whole if entry.name == "file-0003-xxx"][0].type == stat.S_IFDIR >> 12
+    assert next(entry for entry in whole if entry.name == "file-0003-xxx").type == stat.S_IFDIR >> 12
     for size in (88, 200, 4096):
         assert vfs.entries(handle, size) == whole
     for index in (0, 1, 2, 3, 77, 500, len(whole) - 1):
@@ -166,10 +173,21 @@ def test_tmp_listing_while_it_changes(make: MakeVfs) -> None:
 def test_symlinks_are_the_guests(make: MakeVfs, host: Path) -> None:
     shared = host / "shared"
     for name, target in {
-        "abs": host / "secret/key", "absdir": host / "secret", "up": "../secret/key", "updir": "..", "deep": "lib/../../secret/key",
-        "etc": "/etc/passwd", "proc": "/proc/self/root/etc/shadow", "self": "/proc/self/fd/0", "inner": "/m/lib/module.py", "chain": "abs",
-        "loop1": "loop2", "loop2": "loop1", "lib2": "lib", "many": "/" + "m/../" * 300 + "m/lib/module.py",
-    }.items():  # fmt: skip
+        "abs": host / "secret/key",
+        "absdir": host / "secret",
+        "up": "../secret/key",
+        "updir": "..",
+        "deep": "lib/../../secret/key",
+        "etc": "/etc/passwd",
+        "proc": "/proc/self/root/etc/shadow",
+        "self": "/proc/self/fd/0",
+        "inner": "/m/lib/module.py",
+        "chain": "abs",
+        "loop1": "loop2",
+        "loop2": "loop1",
+        "lib2": "lib",
+        "many": "/" + "m/../" * 300 + "m/lib/module.py",
+    }.items():
         (shared / name).symlink_to(target)
     for writable in (0, WRITABLE):
         vfs = make(mounts={"/m": (shared, writable)}, files={"/etc/passwd": b"guest's"})
@@ -204,7 +222,13 @@ def test_system_mounts_show_what_others_may_read(make: MakeVfs, host: Path) -> N
     (etc / "private/key").write_bytes(SECRET)
     (etc / "private/below/key").write_bytes(SECRET)
     (etc / "open").write_bytes(b"open")
-    for path, mode in {"shadow": 0o640, "private/key": 0o644, "private/below/key": 0o644, "open": 0o644, "private/below": 0o755}.items():
+    for path, mode in {
+        "shadow": 0o640,
+        "private/key": 0o644,
+        "private/below/key": 0o644,
+        "open": 0o644,
+        "private/below": 0o755,
+    }.items():
         (etc / path).chmod(mode)
     etc.chmod(0o755)
     (etc / "link").symlink_to("shadow")
@@ -278,7 +302,9 @@ def test_symlink_swapped_in_while_walking(make: MakeVfs, host: Path, kind: str) 
         for path in paths * 4:
             for flags in (os.O_RDONLY, os.O_RDWR | os.O_CREAT):
                 size = vfs.path(path)
-                result, _ = vfs.command(8, struct.pack("<4Q", *size, flags, 1500) + (b"key\0" if path.endswith("flip") else SECRET))
+                result, _ = vfs.command(
+                    8, struct.pack("<4Q", *size, flags, 1500) + (b"key\0" if path.endswith("flip") else SECRET)
+                )
                 if not path.endswith("flip"):
                     seen += result >> 32
                 opened += result & 0xFFFFFFFF
@@ -332,8 +358,16 @@ def test_read_only_mounts_stay_so(make: MakeVfs, host: Path) -> None:
     assert vfs.error("open", "/m/new", os.O_RDONLY | os.O_CREAT) == "EROFS"
     assert vfs.error("open", "/m/bin/tool", os.O_RDONLY | os.O_CREAT) is None
     assert vfs.error("open", "/m/lib", os.O_TMPFILE | os.O_RDWR) == "EROFS"
-    for call in (("unlink", "/m/bin/tool"), ("rmdir", "/m/bin"), ("mkdir", "/m/d"), ("symlink", "a", "/m/s"), ("link", "/m/bin/tool", "/m/t"),
-                 ("rename", "/m/bin/tool", "/m/t"), ("chmod", "/m/bin/tool", 0o777), ("utime", "/m/bin/tool", (0, 0))):  # fmt: skip
+    for call in (
+        ("unlink", "/m/bin/tool"),
+        ("rmdir", "/m/bin"),
+        ("mkdir", "/m/d"),
+        ("symlink", "a", "/m/s"),
+        ("link", "/m/bin/tool", "/m/t"),
+        ("rename", "/m/bin/tool", "/m/t"),
+        ("chmod", "/m/bin/tool", 0o777),
+        ("utime", "/m/bin/tool", (0, 0)),
+    ):
         assert vfs.error(*call) == "EROFS", call
     handle = vfs.open("/m/bin/tool")
     assert vfs.raw("pwrite", handle, BUFFER, 1, 0) == -errno.EBADF
@@ -365,7 +399,20 @@ def test_bad_handles(make: MakeVfs) -> None:
     path_only = vfs.open("/tmp/f", os.O_PATH)
     closed = vfs.open("/tmp/f")
     vfs.close_handle(closed)
-    on_handles = ("close", "pread", "pwrite", "fstat", "readdir", "truncate", "fsync", "statfs", "flock", "fchmod", "fallocate", "mapfile")
+    on_handles = (
+        "close",
+        "pread",
+        "pwrite",
+        "fstat",
+        "readdir",
+        "truncate",
+        "fsync",
+        "statfs",
+        "flock",
+        "fchmod",
+        "fallocate",
+        "mapfile",
+    )
     for name in on_handles:
         for handle in (0, closed, 5000, 1 << 31, 1 << 32 | file, (1 << 64) - 1, 1 << 63):
             assert vfs.raw(name, handle, BUFFER, 8, 0) == -errno.EBADF, (name, handle)
@@ -432,8 +479,15 @@ def test_bad_counts_and_offsets(make: MakeVfs, host: Path) -> None:
         assert vfs.raw("fallocate", handle, 0, (1 << 63) - 1, (1 << 63) - 1) == -errno.EFBIG
         assert vfs.raw("fallocate", handle, 0, 0, 0) == -errno.EINVAL
         assert vfs.fstat(handle).size == 100000
-        for bad in ((0x700001, 4096, 1, 2, 0), (0x700000, 4096, 1, 2, 5), (0x700000, 0, 1, 2, 0), (0x700000, 4096, 0xFF, 2, 0), (0x700000, 4096, 1, 3, 0),
-                    (0x700000, 1 << 60, 1, 2, 0), (0x700000, 4096, 1, 2, 1 << 63)):  # fmt: skip
+        for bad in (
+            (0x700001, 4096, 1, 2, 0),
+            (0x700000, 4096, 1, 2, 5),
+            (0x700000, 0, 1, 2, 0),
+            (0x700000, 4096, 0xFF, 2, 0),
+            (0x700000, 4096, 1, 3, 0),
+            (0x700000, 1 << 60, 1, 2, 0),
+            (0x700000, 4096, 1, 2, 1 << 63),
+        ):
             assert vfs.raw("mapfile", handle, *bad) == -errno.EINVAL, bad
     for number in (0, 25, 31, 32, 34, 100, 0xFFFF):
         assert vfs.raw(number, 1, 2, 3, 4) == -errno.ENOSYS
@@ -473,8 +527,40 @@ def test_random_operations_do_no_harm(make: MakeVfs, host: Path) -> None:
     dice = random.Random(7)
     vfs = make(mounts={"/m": (host / "shared", WRITABLE)}, symlinks={"/l": "m/lib"}, tmp=(1 << 20, 200, []))
     words = ["/tmp", "/m", "/l", "/proc", "a", "b", "..", ".", "", "lib", "self", "fd", "0", "/"]
-    interesting = [0, 1, 2, 3, 4, 5, 4095, 4096, 65536, CWD, CWD << 32 | CWD, PATH1, PATH2, BUFFER, OUT, HOLE, 1 << 63, (1 << 64) - 1, 0x410000, 0o777]
-    flags = [os.O_CREAT, os.O_EXCL, os.O_TRUNC, os.O_RDWR, os.O_WRONLY, os.O_DIRECTORY, os.O_PATH, os.O_NOFOLLOW, os.O_TMPFILE, os.O_APPEND]
+    interesting = [
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+        4095,
+        4096,
+        65536,
+        CWD,
+        CWD << 32 | CWD,
+        PATH1,
+        PATH2,
+        BUFFER,
+        OUT,
+        HOLE,
+        1 << 63,
+        (1 << 64) - 1,
+        0x410000,
+        0o777,
+    ]
+    flags = [
+        os.O_CREAT,
+        os.O_EXCL,
+        os.O_TRUNC,
+        os.O_RDWR,
+        os.O_WRONLY,
+        os.O_DIRECTORY,
+        os.O_PATH,
+        os.O_NOFOLLOW,
+        os.O_TMPFILE,
+        os.O_APPEND,
+    ]
     for _ in range(15000):
         op = dice.choice(list(OP.values()))
         args = [dice.choice(interesting) for _ in range(6)]
@@ -520,7 +606,18 @@ def test_proc(make: MakeVfs) -> None:
     vfs.chdir("/tmp")
     assert vfs.readlink("/proc/self/cwd") == "/tmp"
     assert vfs.listdir("/proc/self/root") == vfs.listdir("/")
-    for path in ("1", "1/cmdline", "PID/status", "self/mem", "self/root/proc/1", "kcore", "self/ns", "self/fdinfo", "self/task/1", "sysrq-trigger"):
+    for path in (
+        "1",
+        "1/cmdline",
+        "PID/status",
+        "self/mem",
+        "self/root/proc/1",
+        "kcore",
+        "self/ns",
+        "self/fdinfo",
+        "self/task/1",
+        "sysrq-trigger",
+    ):
         assert vfs.error("stat", f"/proc/{path}") == "ENOENT", path
     assert vfs.error("open", "/proc/self/status", os.O_WRONLY) == "EACCES"
     for number in range(200):
@@ -707,9 +804,17 @@ def test_landlock_paths(make: MakeVfs, host: Path) -> None:
 
 def test_bad_configuration(programs: dict[bool, Path], host: Path) -> None:
     for records in (
-        {"files": {"relative": b""}}, {"files": {"/a/../b": b""}}, {"files": {"/a": b""}, "symlinks": {"/a": "b"}}, {"files": {"/": b""}},
-        {"files": {"/a": b"", "/a/b": b""}}, {"symlinks": {"/a": ""}}, {"files": {"/tmp": b""}}, {"files": {"/" + "n" * 256: b""}},
-        {"mounts": {"/x": (Path("/dev/null"), 0)}}, {"mounts": {"/x": (host, 8)}}, {"mounts": {"": (host, 0)}},
-    ):  # fmt: skip
+        {"files": {"relative": b""}},
+        {"files": {"/a/../b": b""}},
+        {"files": {"/a": b""}, "symlinks": {"/a": "b"}},
+        {"files": {"/": b""}},
+        {"files": {"/a": b"", "/a/b": b""}},
+        {"symlinks": {"/a": ""}},
+        {"files": {"/tmp": b""}},
+        {"files": {"/" + "n" * 256: b""}},
+        {"mounts": {"/x": (Path("/dev/null"), 0)}},
+        {"mounts": {"/x": (host, 8)}},
+        {"mounts": {"": (host, 0)}},
+    ):
         with pytest.raises(OSError):
             Vfs(programs[True], **records)  # type: ignore[arg-type]

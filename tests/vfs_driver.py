@@ -14,9 +14,32 @@ CWD = 0xFFFFFFFF
 WRITABLE, SYSTEM = 1, 2
 REC = {"mount": 1, "file": 2, "program": 3, "arg": 4, "env": 5, "memory": 6, "tmp": 11, "symlink": 12}
 OPS = [
-    "nop", "open", "close", "pread", "pwrite", "stat", "fstat", "readdir", "readlink", "access", "mkdir", "unlink", "rename", "symlink", "link",
-    "chmod", "utimens", "truncate", "fsync", "statfs", "chdir", "getcwd", "flock", "fchmod", "fallocate",
-]  # fmt: skip
+    "nop",
+    "open",
+    "close",
+    "pread",
+    "pwrite",
+    "stat",
+    "fstat",
+    "readdir",
+    "readlink",
+    "access",
+    "mkdir",
+    "unlink",
+    "rename",
+    "symlink",
+    "link",
+    "chmod",
+    "utimens",
+    "truncate",
+    "fsync",
+    "statfs",
+    "chdir",
+    "getcwd",
+    "flock",
+    "fchmod",
+    "fallocate",
+]
 OP = {name: number for number, name in enumerate(OPS)} | {"mapfile": 33}
 PATH1, PATH2, BUFFER, OUT = 0x500000, 0x502000, 0x600000, 0x504000
 HOLE = 16 << 20
@@ -58,7 +81,8 @@ class Entry(NamedTuple):
 class Vfs:
     """One harness process. Every operation raises OSError with the guest's errno.
 
-    mounts: guest path -> (host path, flags); files: guest path -> content; symlinks: guest path -> target; tmp: (bytes, inodes, more paths).
+    mounts: guest path -> (host path, flags); files: guest path -> content; symlinks: guest path -> target;
+    tmp: (bytes, inodes, more paths).
     """
 
     def __init__(
@@ -72,7 +96,11 @@ class Vfs:
     ) -> None:
         opened = {path: os.open(host, os.O_PATH) for path, (host, _) in (mounts or {}).items()}
         self.process = subprocess.Popen(
-            [program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=list(opened.values()), env={"ASAN_OPTIONS": "detect_leaks=1"}
+            [program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=list(opened.values()),
+            env={"ASAN_OPTIONS": "detect_leaks=1"},
         )
         for path, fd in opened.items():
             self.configure("mount", struct.pack("<II", fd, (mounts or {})[path][1]) + path.encode())
