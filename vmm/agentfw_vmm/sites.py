@@ -39,7 +39,8 @@ _WINDOW_MAX = 20
 _BEFORE = 288  # bytes decoded before a candidate
 _AFTER = 144  # and behind it: a short jump back from there reaches into the window
 _STARTS = 6  # places where decoding begins
-_PLAUSIBLE_BEFORE, _PLAUSIBLE_AFTER = 20, 6  # instructions that must look like code
+_PLAUSIBLE_BEFORE, _PLAUSIBLE_AFTER = 40, 6  # instructions that must look like code
+_RUNWAY = 12  # instructions decoded in step before a window: at the start of code (or of what was sent) there are none
 _TABLE_REACH = 4096
 
 #: Decoded candidates a VM may cause in its life: guests can make up code, and decoding it is our time.
@@ -168,7 +169,7 @@ def _window(code: bytes, stream: _Stream, far: bytearray, floor: int) -> int | N
         if not _movable(instruction):
             return None
         start = instruction.ip
-    if start < floor or at + site.len - start > _WINDOW_MAX:
+    if index < _RUNWAY or start < floor or at + site.len - start > _WINDOW_MAX:
         return None
     inside = [i.ip for i in stream.instructions[index + 1 : stream.site + 1] if i.ip - start < _JUMP]
     # A far target may be a false one, so that bytes which start no instruction count for nothing; a near one is real.
@@ -190,7 +191,7 @@ def _decode(code: bytes, at: int, kind: int) -> _Stream | None:
     piece = code[low:high]
     best: list[ix.Instruction] | None = None
     common: set[int] | None = None
-    for start in range(_STARTS if low else 1):  # at the very beginning of the code there is no doubt about the first
+    for start in range(min(_STARTS, at - low + 1)):
         decoder = ix.Decoder(64, piece[start:], ip=low + start)
         instructions = list(decoder)
         boundaries = {i.ip for i in instructions}
