@@ -6,6 +6,7 @@ answer are vetted and remembered before the agent sees them.
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 RESOLVER = "10.0.2.3"
 """The resolver's address in every guest (/etc/resolv.conf)."""
 PORT = 53
+HOST = {"A": "10.0.2.2", "AAAA": "fec0::2"}
+"""What an agent is told instead of a loopback address, which in the guest would be the guest itself. It is learnt for the name like
+any other; the name is what will be dialled."""
 MAX_QUERY = 4096
 MAX_UDP_REPLY = 4096
 
@@ -118,15 +122,19 @@ def _vetted(runtime: Runtime, agent: Agent, destination: Destination, query: dns
             permitted.append(address)
         except Denied as error:
             denied = error
-    runtime.learn(agent, destination.host, permitted)
-    if denied is None:
+    stand_in = HOST["A" if query.q.qtype == dnslib.QTYPE.A else "AAAA"]
+    shown = {address: stand_in if ipaddress.ip_address(address).is_loopback else address for address in permitted}
+    runtime.learn(agent, destination.host, shown.values())
+    if denied is None and all(address == told for address, told in shown.items()):
         return reply
-    if not permitted:
+    if denied is not None and not permitted:
         raise denied
     runtime.counters["dns_addresses_removed"] += len(found) - len(permitted)
     record = dnslib.DNSRecord.parse(reply)
-    kept = set(permitted)
-    record.rr = [r for r in record.rr if r.rtype != query.q.qtype or parse_address(str(r.rdata)) in kept]
+    record.rr = [r for r in record.rr if r.rtype != query.q.qtype or parse_address(str(r.rdata)) in shown]
+    for r in record.rr:
+        if r.rtype == query.q.qtype:
+            r.rdata = type(r.rdata)(shown[parse_address(str(r.rdata))])
     record.ar = [r for r in record.ar if r.rtype == dnslib.QTYPE.OPT]
     record.set_header_qa()
     return bytes(record.pack())
