@@ -124,7 +124,7 @@ def _vetted(runtime: Runtime, agent: Agent, destination: Destination, query: dns
             denied = error
     stand_in = HOST["A" if query.q.qtype == dnslib.QTYPE.A else "AAAA"]
     shown = {address: stand_in if ipaddress.ip_address(address).is_loopback else address for address in permitted}
-    runtime.learn(agent, destination.host, shown.values())
+    runtime.learn(agent, destination.host, dict.fromkeys((*shown, *shown.values())))
     if denied is None and all(address == told for address, told in shown.items()):
         return reply
     if denied is not None and not permitted:
