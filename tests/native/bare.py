@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
+import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,28 +20,51 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 
 
+#: What an earlier run built, by content, for machines without a compiler (tests/hardware).
+CACHE = os.environ.get("AGENTFW_TEST_BUILDS")
+
+
 def run(*command: object) -> None:
     subprocess.run([str(part) for part in command], check=True)
 
 
+def cached(key: str, target: Path, build: Callable[[], None]) -> Path:
+    """`target`, from the cache or built now."""
+    kept = Path(CACHE) / hashlib.sha256(key.encode()).hexdigest()[:24] if CACHE else None
+    if kept and kept.exists():
+        shutil.copy(kept, target)
+    else:
+        build()
+        if kept:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(target, kept)
+    return target
+
+
 def build_cell(out: Path) -> Path:
     """A cell as hatch_build.py makes it, around bare_shim.S."""
-    run("cc", "-nostdlib", "-static", "-Wl,-Ttext=0x210000", "-Wl,--build-id=none", "-o", out / "shim.elf", HERE / "bare_shim.S")
-    run("objcopy", "-O", "binary", "-j", ".text", out / "shim.elf", out / "shim.bin")
-    sanitize = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer"] if os.environ.get("AGENTFW_SANITIZE") else []
-    extra = os.environ.get("BARE_EXTRA", "").split()
-    run("cc", "-O1", "-g", "-std=gnu11", "-D_GNU_SOURCE", "-pthread", *sanitize, f"-I{ROOT}/shim", f"-I{ROOT}/vmm/native",
-        f"-I{ROOT}/vmm/native/cell", f"-Wa,-I{out}", "-o", out / "cell", *sorted((ROOT / "vmm/native/cell").glob("*.c")), *extra)  # fmt: skip
-    return out / "cell"
+
+    def build() -> None:
+        run("cc", "-nostdlib", "-static", "-Wl,-Ttext=0x210000", "-Wl,--build-id=none", "-o", out / "shim.elf", HERE / "bare_shim.S")
+        run("objcopy", "-O", "binary", "-j", ".text", out / "shim.elf", out / "shim.bin")
+        sanitize = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer"] if os.environ.get("AGENTFW_SANITIZE") else []
+        cell = ROOT / "vmm/native/cell"
+        flags = ["-O1", "-g", "-std=gnu11", "-D_GNU_SOURCE", "-pthread", *sanitize]
+        run("cc", *flags, f"-I{ROOT}/shim", f"-I{ROOT}/vmm/native", f"-Wa,-I{out}", "-o", out / "cell", *sorted(cell.glob("*.c")))
+
+    return cached("cell", out / "cell", build)
 
 
 def build_guest(out: Path, name: str, body: str, *flags: str) -> Path:
     """A static program whose run() is `body`."""
-    source = out / f"{name}.c"
-    source.write_text(f'#include "guest.h"\n{body}')
-    run("cc", "-O1", "-mno-red-zone", "-ffreestanding", "-fno-stack-protector", "-nostdlib", "-static", "-fno-pic", "-no-pie", *flags,
-        f"-I{ROOT}/shim", f"-I{HERE}", "-o", out / name, source)  # fmt: skip
-    return out / name
+
+    def build() -> None:
+        source = out / f"{name}.c"
+        source.write_text(f'#include "guest.h"\n{body}')
+        kind = ["-O1", "-mno-red-zone", "-ffreestanding", "-fno-stack-protector", "-nostdlib", "-static", "-fno-pic", "-no-pie"]
+        run("cc", *kind, *flags, f"-I{ROOT}/shim", f"-I{HERE}", "-o", out / name, source)
+
+    return cached(body + "".join(flags), out / name, build)
 
 
 @dataclass
@@ -75,7 +101,7 @@ class Recorder:
 
 
 def config(guest: Path, **changes) -> CellConfig:
-    settings = {"vms": 1, "memory": 128 << 20, "mounts": [Mount("/t", guest.parent)], "program": f"{guest}", "argv": ["guest"]}
+    settings = {"vms": 1, "memory": 128 << 20, "mounts": [Mount("/t", guest.parent)], "program": f"/t/{guest.name}", "argv": ["guest"]}
     return CellConfig(**{**settings, **changes})
 
 
