@@ -58,6 +58,12 @@ static inline void say_number(u64 v)
     while (v /= 10);
     say(text + i, (u64)(24 - i));
 }
+static inline u64 now(void)
+{
+    uint32_t lo, hi;
+    __asm__ volatile("rdtsc" : "=a"(lo), "=d"(hi));
+    return CTL->mono_base + (u64)(((unsigned __int128)(((u64)hi << 32 | lo) - CTL->tsc_base) * CTL->tsc_mult) >> 32);
+}
 #define CHECK(x) do { if (!(x)) { say("line ", 5); say_number(__LINE__); leave(99); } } while (0)
 void run(void);
 __asm__(".globl _start\n_start: and $-16, %rsp\n call run\n");

@@ -1,0 +1,192 @@
+"""`make test-hardware`: agentfw on a real kvm_amd (nested paging), which QEMU's TCG emulates.
+
+Boots Debian's cloud kernel with an initramfs that holds busybox, the three KVM modules, this interpreter, this checkout and its
+virtual environment, runs `guest_test.py` in it and passes its verdict on. Slow (minutes: every instruction is emulated), so it is no
+part of `make test`. Needs Debian's packages qemu-system-x86, busybox-static, kmod, cpio; root installs what is missing.
+
+    run.py [--keep] [--timeout SECONDS] [--shell COMMAND]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+WORK = ROOT / "build" / "hardware"
+TOOLS = {"qemu-system-x86_64": "qemu-system-x86", "busybox": "busybox-static", "cpio": "cpio", "dpkg-deb": "dpkg"}
+MODULES = ["virt/lib/irqbypass.ko", "arch/x86/kvm/kvm.ko", "arch/x86/kvm/kvm-amd.ko"]
+PASSED = "AGENTFW-HARDWARE: passed"
+SKIP_DIRS = {"__pycache__", "idlelib", "tkinter", "turtledemo", "lib2to3", "ensurepip", ".git", "build", ".mypy_cache"}
+#: Test tools and build tools that the run inside does not import.
+SKIP_PACKAGES = {"mypy", "mypyc", "ruff", "hypothesis", "setuptools", "pip"}
+
+INIT = """#!/bin/busybox sh
+/bin/busybox mkdir -p /proc /sys /dev /tmp /bin /root
+/bin/busybox --install -s /bin
+mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev; mount -t tmpfs -o mode=1777 tmp /tmp
+mkdir -p /dev/shm /dev/pts; mount -t tmpfs shm /dev/shm; mount -t devpts pts /dev/pts
+ip link set lo up
+for m in irqbypass kvm kvm-amd; do insmod /modules/$m.ko || echo "insmod $m failed"; done
+export HOME=/root PATH={bin}:/bin:/usr/bin TERM=dumb PYTHONUNBUFFERED=1 AGENTFW_NO_PROGRESS=1
+cd {root}
+{command}
+echo "exit status $?"
+poweroff -f
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--keep", action="store_true", help="use the initramfs of the last run")
+    parser.add_argument("--timeout", type=float, default=1500, help="seconds until the machine is stopped")
+    parser.add_argument("--shell", default="", help="run this shell command in the machine instead of the tests")
+    parser.add_argument("--memory", default="3072", help="MiB of the machine")
+    options = parser.parse_args()
+    tools()
+    WORK.mkdir(parents=True, exist_ok=True)
+    kernel, modules = debian_kernel()
+    initramfs = WORK / "initramfs.cpio"
+    if not (options.keep and initramfs.exists()):
+        build(initramfs, modules, options.shell or f"{sys.executable} tests/hardware/guest_test.py")
+    return boot(kernel, initramfs, options.timeout, options.memory, bool(options.shell))
+
+
+def tools() -> None:
+    missing = sorted({package for tool, package in TOOLS.items() if not shutil.which(tool)})
+    if not missing:
+        return
+    if os.geteuid() != 0:
+        raise SystemExit(f"error: missing {', '.join(missing)}\n\nhint: `apt-get install {' '.join(missing)}`")
+    subprocess.run(["apt-get", "update", "-qq"], check=True)
+    subprocess.run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing], check=True, stdout=subprocess.DEVNULL)
+
+
+def debian_kernel() -> tuple[Path, Path]:
+    """Debian's cloud kernel and its modules, fetched as a package and unpacked, not installed."""
+    tree = WORK / "kernel"
+    if not list(tree.glob("boot/vmlinuz-*")):
+        if not subprocess.run(["apt-cache", "show", "linux-image-cloud-amd64"], capture_output=True, check=False).stdout:
+            subprocess.run(["apt-get", "update", "-qq"], check=True)
+        depends = subprocess.run(["apt-cache", "depends", "linux-image-cloud-amd64"], capture_output=True, text=True, check=True).stdout
+        found = re.search(r"Depends: (linux-image-\S+)", depends)
+        if not found:
+            raise SystemExit("error: apt knows no kernel package behind linux-image-cloud-amd64\n\nhint: `apt-get update`")
+        subprocess.run(["apt-get", "download", "-qq", found[1]], cwd=WORK, check=True, stderr=subprocess.DEVNULL)
+        package = next(WORK.glob(f"{found[1]}_*.deb"))
+        subprocess.run(["dpkg-deb", "-x", package, tree], check=True)
+        package.unlink()
+    kernel = next(tree.glob("boot/vmlinuz-*"))
+    return kernel, next(tree.glob("lib/modules/*/kernel"))
+
+
+def build(initramfs: Path, modules: Path, command: str) -> None:
+    tree = WORK / "root"
+    shutil.rmtree(tree, ignore_errors=True)
+    (tree / "modules").mkdir(parents=True)
+    (tree / "bin").mkdir()
+    shutil.copy2(shutil.which("busybox") or "busybox", tree / "bin/busybox")
+    for module in MODULES:
+        shutil.copy2(modules / module, tree / "modules")
+    for library in interpreter_files():
+        copy(tree, library)
+    for top in ["core", "vmm", "plugins", "examples", "tests/hardware", "tests/native", "tests/__init__.py", "hwtmp", "pyproject.toml", "README.md"]:
+        if (ROOT / top).exists():
+            copy(tree, ROOT / top)
+    for config in ["/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/ld.so.cache", "/etc/protocols", "/etc/services", "/etc/ssl/certs", "/etc/localtime"]:
+        if Path(config).exists():
+            copy(tree, Path(config))
+    (tree / "etc/hosts").write_text("127.0.0.1 localhost\n::1 localhost\n")
+    (tree / "etc/resolv.conf").write_text("nameserver 127.0.0.1\n")
+    binaries = [path for path in tree.rglob("*") if path.is_file() and (".so" in path.name or os.access(path, os.X_OK))]
+    for library in needed(binaries):
+        if not (tree / str(library)[1:]).exists():
+            copy(tree, library)
+    for link in ["lib", "lib64"]:  # a merged /usr: the loader is looked for at /lib64
+        place = tree / link
+        if Path("/", link).is_symlink() and not place.is_symlink():
+            if place.is_dir():
+                target = tree / os.readlink(Path("/", link))
+                shutil.copytree(place, target, symlinks=True, dirs_exist_ok=True)
+                shutil.rmtree(place)
+            place.symlink_to(os.readlink(Path("/", link)))
+    init = tree / "init"
+    init.write_text(INIT.format(bin=Path(sys.executable).parent, root=ROOT, command=command))
+    init.chmod(0o755)
+    with initramfs.open("wb") as out:
+        names = subprocess.run(["find", ".", "-print0"], cwd=tree, capture_output=True, check=True).stdout
+        subprocess.run(["cpio", "--null", "-o", "-H", "newc", "--quiet"], cwd=tree, input=names, stdout=out, check=True)
+    print(f"initramfs: {initramfs.stat().st_size >> 20} MiB", flush=True)
+
+
+def interpreter_files() -> list[Path]:
+    """This virtual environment and the Python beneath it."""
+    paths = {key: Path(value) for key, value in sysconfig.get_paths().items()}
+    base = Path(sys.base_prefix)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    files = [Path(sys.executable), Path(os.path.realpath(sys.executable)), base / "lib" / version, paths["purelib"]]
+    files += [Path(sys.prefix) / "pyvenv.cfg", Path(sys.prefix) / "bin/agentfw", Path(sys.prefix) / "bin/python3", Path(sys.prefix) / "bin/python"]
+    return [file for file in files if file.exists()]
+
+
+def copy(tree: Path, source: Path) -> None:
+    """Put `source` into the tree at its own path; symbolic links in the path become directories, at its end are kept and followed once."""
+    target = tree / str(source)[1:]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.exists() or target.is_symlink():
+        return
+    if source.is_symlink():
+        link = os.readlink(source)
+        target.symlink_to(link)
+        copy(tree, Path(os.path.normpath(source.parent / link)))
+    elif source.is_dir():
+        shutil.copytree(source, target, symlinks=True, ignore=skip, dirs_exist_ok=True)
+    else:
+        shutil.copy2(source, target)
+
+
+def skip(folder: str, names: list[str]) -> set[str]:
+    out = {name for name in names if name in SKIP_DIRS or name.endswith(".a") or name.startswith("config-3")}
+    if folder.endswith("site-packages"):
+        out |= SKIP_PACKAGES & set(names)
+    elif sys.prefix != sys.base_prefix and Path(folder).parent.parent == Path(sys.base_prefix):
+        out.add("site-packages")  # the base interpreter's own: the virtual environment does not see them
+    return out
+
+
+def needed(binaries: list[Path]) -> set[Path]:
+    """Shared libraries that these need, by ldd, as the paths it prints and the files behind them."""
+    found: set[Path] = set()
+    for start in range(0, len(binaries), 50):
+        out = subprocess.run(["ldd", *binaries[start : start + 50]], capture_output=True, text=True, check=False).stdout
+        for match in re.finditer(r"(?:=> |^\s+)(/\S+) \(0x", out, re.MULTILINE):
+            found.add(Path(match[1]))
+    return {path for path in found if WORK not in path.parents}
+
+
+def boot(kernel: Path, initramfs: Path, timeout: float, memory: str, shell: bool) -> int:
+    command = ["qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max,+svm,+npt", "-smp", "2", "-m", memory, "-nographic", "-no-reboot",
+               "-nic", "none", "-kernel", str(kernel), "-initrd", str(initramfs), "-append", "console=ttyS0 quiet panic=-1 tsc=reliable"]  # fmt: skip
+    start = time.monotonic()
+    passed = False
+    machine = subprocess.Popen(["timeout", "--signal=KILL", str(int(timeout)), *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert machine.stdout is not None
+    for raw in machine.stdout:
+        line = raw.decode("utf-8", "replace").rstrip()
+        print(f"[{time.monotonic() - start:6.1f}] {line}", flush=True)
+        passed = passed or PASSED in line
+    machine.wait()
+    if not passed and not shell:
+        print(f"error: the machine did not report `{PASSED}` within {timeout:.0f} s", file=sys.stderr)
+    return 0 if passed or shell else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
