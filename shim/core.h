@@ -93,9 +93,12 @@ void die(int code, int sig) __attribute__((noreturn));
 /* ring.c */
 void ring_out_wait(u64 deadline);
 
-/* mm.c */
+/* mm.c, region.c */
 void mm_init(void);
-extern u64 mm_used, mm_peak;         /* bytes of accessible anonymous memory handed out, and the most there was */
+extern u32 mm_used, mm_peak;         /* pages of accessible anonymous memory handed out, and the most there was */
+s64 get_user(void *to, u64 from, u64 n);             /* 0 or -EFAULT */
+s64 put_user(u64 to, const void *from, u64 n);
+s64 put_user_word(u64 to, u64 value);                /* 8 bytes */
 
 /* futex.c */
 u64 futex_wake(u64 addr, u64 n, u32 bitset);

@@ -9,7 +9,7 @@ struct block {
 #define LARGE 255
 #define HEAD 16ul
 #define CLASSES 7                    /* 32 .. 2048 bytes, head included */
-#define REFILL 0x4000ul
+#define REFILL 4                     /* pages */
 
 static struct block *free_blocks[CLASSES];
 static u64 fresh, fresh_end;         /* unused rest of the newest pages; zero, as is a block's payload when it is handed out */
@@ -23,11 +23,12 @@ void *kalloc(size_t size)
     if (class == CLASSES) {
         if (size > AFW_SPACE_END || region_room())
             return 0;
-        b = (struct block *)kpages(size + HEAD);
-        if (!b)
+        page p = kpages(PAGES(size + HEAD));
+        if (!p)
             return 0;
+        b = (struct block *)ADDRESS(p);
         b->class = LARGE;
-        b->pages = (u32)((size + HEAD + PAGE - 1) / PAGE);
+        b->pages = PAGES(size + HEAD);
         return (u8 *)b + HEAD;
     }
     u64 bytes = 32ul << class;
@@ -40,12 +41,13 @@ void *kalloc(size_t size)
     if (fresh + bytes > fresh_end) {
         if (region_room())
             return 0;
-        u64 at = kpages(REFILL);
-        if (!at)
+        page p = kpages(REFILL);
+        if (!p)
             return 0;
+        u64 at = ADDRESS(p);
         if (at != fresh_end)
             fresh = at;
-        fresh_end = at + REFILL;
+        fresh_end = at + ADDRESS(REFILL);
     }
     b = (struct block *)fresh;
     fresh += bytes;
@@ -61,7 +63,7 @@ void kfree(void *p)
     if (b->class == LARGE) {
         if (region_room())
             return;                  /* lost, like all else now */
-        mm_release((u64)b, (u64)b + b->pages * PAGE);
+        mm_release(PAGE_OF((u64)b), PAGE_OF((u64)b) + b->pages);
         return;
     }
     if (b->class >= CLASSES)

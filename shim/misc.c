@@ -118,7 +118,7 @@ s64 sys_sysinfo(u64 out)
     memset((void *)out, 0, 112);
     AT(u64, out) = now_mono() / 1000000000;
     AT(u64, out + 32) = CTL->memory_limit;
-    AT(u64, out + 40) = CTL->memory_limit - mm_used;
+    AT(u64, out + 40) = CTL->memory_limit - mm_used * PAGE;
     AT(u16, out + 80) = 1;           /* processes */
     AT(u32, out + 104) = 1;          /* bytes a unit */
     return 0;

@@ -1,28 +1,29 @@
 /* The table of regions: a sorted array, since programs have some hundreds and look-ups are far more frequent than changes. */
 #include "mm.h"
 
-#define FIRST 1024
+#define FIRST 2048
 #define SPARE 16                     /* entries that one call may need beyond what region_room() saw */
 static struct region first_table[FIRST];
 struct region *regions = first_table;
 u32 n_regions;
 static u32 capacity = FIRST;
-u64 mm_used, mm_peak;
+u32 mm_used, mm_peak;
 
-static u64 counted(const struct region *r)
+static u32 counted(const struct region *r)
 {
     return (r->attr & (A_MAP | A_FILE)) == A_MAP && (r->attr & PROT_ALL) ? r->end - r->start : 0;
 }
 
-u32 region_at(u64 addr)
+u32 region_at(page p)
 {
     static u32 last;                 /* programs work where they worked */
-    if (last < n_regions && regions[last].end > addr && (regions[last].start <= addr || !last || regions[last - 1].end <= addr))
-        return last;
-    u32 lo = 0, hi = n_regions;
+    u32 lo = last, hi = n_regions;
+    if (lo < hi && regions[lo].start <= p && p < regions[lo].end)
+        return lo;
+    lo = 0;
     while (lo < hi) {
         u32 mid = (lo + hi) / 2;
-        if (regions[mid].end > addr)
+        if (regions[mid].end > p)
             hi = mid;
         else
             lo = mid + 1;
@@ -33,24 +34,34 @@ u32 region_at(u64 addr)
 
 static void move(u32 to, u32 from)   /* the tail of the table */
 {
+    if (n_regions + to - from > capacity)
+        PANIC(5);
     memmove(&regions[to], &regions[from], (n_regions - from) * sizeof *regions);
     n_regions += to - from;
 }
 
-u32 region_cut(u64 addr)
+u32 region_cut(page p)
 {
-    u32 i = region_at(addr);
-    if (i == n_regions || regions[i].start >= addr)
+    u32 i = region_at(p);
+    if (i == n_regions || regions[i].start >= p)
         return i;
-    if (n_regions >= capacity)
-        PANIC(5);
     move(i + 1, i);
-    regions[i].end = addr;
-    regions[i + 1].start = addr;
+    regions[i].end = p;
+    regions[i + 1].start = p;
     return i + 1;
 }
 
-void region_merge(u64 start, u64 end)
+u32 region_piece(page *s, page end)
+{
+    u32 i = region_cut(*s);
+    if (i == n_regions || regions[i].start >= end)
+        return NO_REGION;
+    *s = regions[i].start;
+    region_cut(end);
+    return i;
+}
+
+void region_merge(page start, page end)
 {
     u32 to = region_at(start);
     if (to)
@@ -65,30 +76,10 @@ void region_merge(u64 start, u64 end)
         else
             regions[to++] = r;
     }
-    if (from != to)
-        move(to, from);
+    move(to, from);
     if (mm_used > mm_peak)
         mm_peak = mm_used;
-    CTL->committed_pages = mm_used / PAGE;
-}
-
-void region_set(u64 start, u64 end, u32 attr)
-{
-    u32 i = region_cut(start), j = region_cut(end);
-    if (i == j) {
-        if (n_regions >= capacity)
-            PANIC(5);
-        move(i + 1, i);
-        regions[i].attr = 0;
-        j = i + 1;
-    }
-    for (u32 k = i; k < j; k++)
-        mm_used -= counted(&regions[k]);
-    regions[i] = (struct region){start, end, attr};
-    mm_used += counted(&regions[i]);
-    if (j != i + 1)
-        move(i + 1, j);
-    region_merge(start, end);
+    CTL->committed_pages = mm_used;
 }
 
 void region_change(u32 i, u32 attr)
@@ -98,6 +89,17 @@ void region_change(u32 i, u32 attr)
     mm_used += counted(&regions[i]);
 }
 
+void region_set(page start, page end, u32 attr)
+{
+    u32 i = region_cut(start), j = region_cut(end);
+    for (u32 k = i; k < j; k++)
+        region_change(k, 0);
+    move(i + 1, j);
+    regions[i] = (struct region){start, end, 0};
+    region_change(i, attr);
+    region_merge(start, end);
+}
+
 int region_room(void)
 {
     if (n_regions + SPARE <= capacity)
@@ -105,37 +107,30 @@ int region_room(void)
     if (n_regions + 4 > capacity)
         return -ENOMEM;
     u32 more = capacity * 2;
-    struct region *t = (struct region *)kpages(more * sizeof *t);
-    if (!t)
+    page p = kpages(PAGES(more * sizeof(struct region)));
+    if (!p)
         return -ENOMEM;
-    memcpy(t, regions, n_regions * sizeof *t);
-    struct region *old = regions;
-    u64 bytes = (capacity * sizeof *t + PAGE - 1) & ~(PAGE - 1);
-    regions = t;
-    capacity = more;
-    if (old != first_table)
-        mm_release((u64)old, (u64)old + bytes);
+    regions = memcpy((void *)ADDRESS(p), regions, n_regions * sizeof *regions);
+    capacity = more;                 /* (the old table is left: together they are never more than the newest) */
     return 0;
 }
 
-u64 find_gap(u64 size, u64 from, u64 end)
+page find_gap(page size, page from, page end)
 {
     for (u32 i = region_at(from); i < n_regions; i++) {
         if (!(regions[i].attr & A_MAP))
             continue;
         if (regions[i].start > from && regions[i].start - from >= size)
             break;
-        if (regions[i].end > from)
-            from = regions[i].end;
+        from = regions[i].end;
     }
     return from < end && end - from >= size ? from : 0;
 }
 
-int region_covered(u64 start, u64 end, u32 attr)
+int region_covered(page start, page end, u32 attr)
 {
-    for (u32 i = region_at(start); i < n_regions && regions[i].start <= start; i++) {
-        if ((regions[i].attr & (attr | A_MAP)) != (attr | A_MAP))
-            return 0;
+    attr |= A_MAP;
+    for (u32 i = region_at(start); i < n_regions && regions[i].start <= start && (regions[i].attr & attr) == attr; i++) {
         start = regions[i].end;
         if (start >= end)
             return 1;
@@ -147,19 +142,39 @@ int user_ok(u64 addr, u64 len, int write)
 {
     if (!len)
         return 1;
-    return addr + len > addr && region_covered(addr, addr + len, write ? PROT_W : PROT_R);
+    if (addr >= AFW_SPACE_END || len > AFW_SPACE_END)
+        return 0;
+    return region_covered(PAGE_OF(addr), PAGES(addr + len), write ? PROT_W : PROT_R);
+}
+
+s64 get_user(void *to, u64 from, u64 n)
+{
+    if (!user_ok(from, n, 0))
+        return -EFAULT;
+    memcpy(to, (void *)from, n);
+    return 0;
+}
+
+s64 put_user(u64 to, const void *from, u64 n)
+{
+    if (!user_ok(to, n, 1))
+        return -EFAULT;
+    memcpy((void *)to, from, n);
+    return 0;
+}
+
+s64 put_user_word(u64 to, u64 value)
+{
+    return put_user(to, &value, 8);
 }
 
 s64 user_strlen(u64 addr, u64 max)
 {
-    u64 n = 0;
-    while (n < max) {
-        u32 i = region_at(addr + n);
-        if (i == n_regions || regions[i].start > addr + n || !(regions[i].attr & A_MAP) || !(regions[i].attr & PROT_R))
+    for (u64 n = 0; n < max; n++) {
+        if ((!n || (addr + n) % PAGE == 0) && !user_ok(addr + n, 1, 0))
             return -EFAULT;
-        for (u64 end = regions[i].end; n < max && addr + n < end; n++)
-            if (!AT(u8, addr + n))
-                return (s64)n;
+        if (!AT(u8, addr + n))
+            return (s64)n;
     }
     return -ENAMETOOLONG;
 }

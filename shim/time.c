@@ -204,7 +204,7 @@ s64 sys_getrusage(u64 who, u64 out)
     if ((s32)who == -1)
         return 0;
     write_pair(out, (s32)who == RUSAGE_THREAD ? thread_cpu_time(current) : cpu_time(), 1000);
-    AT(u64, out + 32) = mm_peak / 1024;
+    AT(u64, out + 32) = mm_peak * (PAGE / 1024);
     AT(u64, out + 128) = CTL->n_switch;      /* voluntary context switches */
     return 0;
 }
