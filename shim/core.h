@@ -118,7 +118,8 @@ void itimer_expire(u64 now);
 u64 cpu_time(void);                  /* of the VM, ns */
 
 /* misc.c */
-u64 rlimit(u64 which);               /* soft limit */
+void limits_init(void);
+u64 rlimit(u64 which);               /* soft limit; which < 16 */
 
 /* random.c */
 void random_reseed(void);

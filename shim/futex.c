@@ -162,9 +162,9 @@ s64 sys_futex(u64 addr, u64 op, u64 value, u64 timeout, u64 addr2, u64 value3)
 #define FUTEX_WAITERS 0x80000000u
 #define FUTEX_OWNER_DIED 0x40000000u
 
-static void robust_one(u64 entry, s64 offset, struct thread *t)
+static void robust_one(u64 word, struct thread *t)
 {
-    u64 word = (entry & ~1ul) + (u64)offset;
+    word &= ~1ul;                    /* (the lowest bit of an entry says that it has priority inheritance) */
     if ((word & 3) || !user_ok(word, 4, 1))
         return;
     u32 v = AT(u32, word);
@@ -176,19 +176,17 @@ static void robust_one(u64 entry, s64 offset, struct thread *t)
 
 void futex_robust(struct thread *t)
 {
-    u64 head = t->robust_list;
-    if (!head || !user_ok(head, 24, 0))
+    struct { u64 entry, offset, pending; } h;
+    u64 next;
+    if (!t->robust_list || get_user(&h, t->robust_list, sizeof h))
         return;
-    s64 offset = AT(s64, head + 8);
-    u64 pending = AT(u64, head + 16), entry = AT(u64, head);
-    for (int i = 0; i < 2048 && (entry & ~1ul) != head && user_ok(entry & ~1ul, 8, 0); i++) {
-        u64 next = AT(u64, entry & ~1ul);
-        if (entry != pending)
-            robust_one(entry, offset, t);
-        entry = next;
+    for (int i = 0; i < 2048 && (h.entry & ~1ul) != t->robust_list && !get_user(&next, h.entry & ~1ul, 8); i++) {
+        if (h.entry != h.pending)
+            robust_one(h.entry + h.offset, t);
+        h.entry = next;
     }
-    if (pending)
-        robust_one(pending, offset, t);
+    if (h.pending)
+        robust_one(h.pending + h.offset, t);
 }
 
 s64 sys_set_robust_list(u64 head, u64 size)
@@ -204,9 +202,5 @@ s64 sys_get_robust_list(u64 tid, u64 head, u64 size)
     struct thread *t = tid ? find_thread(tid) : current;
     if (!t)
         return -ESRCH;
-    if (!user_ok(head, 8, 1) || !user_ok(size, 8, 1))
-        return -EFAULT;
-    AT(u64, head) = t->robust_list;
-    AT(u64, size) = 24;
-    return 0;
+    return put_user_word(head, t->robust_list) | put_user_word(size, 24);
 }

@@ -27,12 +27,14 @@ s64 sys_setid(u64 id)
     return (u32)id == GUEST_UID || (u32)id == ~0u ? 0 : -EPERM;
 }
 
+static s64 put_u32(u64 to, u32 value)
+{
+    return put_user(to, &value, 4);
+}
+
 s64 sys_getresid(u64 a, u64 b, u64 c)
 {
-    if (!user_ok(a, 4, 1) || !user_ok(b, 4, 1) || !user_ok(c, 4, 1))
-        return -EFAULT;
-    AT(u32, a) = AT(u32, b) = AT(u32, c) = GUEST_UID;
-    return 0;
+    return put_u32(a, GUEST_UID) | put_u32(b, GUEST_UID) | put_u32(c, GUEST_UID);
 }
 
 s64 sys_uname(u64 out)
@@ -51,53 +53,42 @@ s64 sys_uname(u64 out)
 /* ---- limits ---- */
 
 #define RLIMITS 16
-#define INFINITE (~0ull)
-static u64 soft[RLIMITS], hard[RLIMITS];
-static u8 limits_set;
+static struct { u64 soft, hard; } limits[RLIMITS];
 
-enum { RLIMIT_DATA = 2, RLIMIT_STACK = 3, RLIMIT_CORE = 4, RLIMIT_NPROC = 6, RLIMIT_NOFILE = 7, RLIMIT_MEMLOCK = 8, RLIMIT_AS = 9 };
+enum { RLIMIT_STACK = 3, RLIMIT_CORE = 4, RLIMIT_NOFILE = 7 };
 
-static void limits_init(void)
+void limits_init(void)
 {
-    limits_set = 1;
-    for (int i = 0; i < RLIMITS; i++)
-        soft[i] = hard[i] = INFINITE;
-    soft[RLIMIT_STACK] = CTL->stack_hi - CTL->stack_lo;
-    soft[RLIMIT_CORE] = hard[RLIMIT_CORE] = 0;
-    soft[RLIMIT_NOFILE] = 1024;
-    hard[RLIMIT_NOFILE] = 4096;
-    soft[RLIMIT_NPROC] = hard[RLIMIT_NPROC] = 4096;
+    memset(limits, 255, sizeof limits);
+    memset(&limits[RLIMIT_CORE], 0, sizeof *limits);
+    limits[RLIMIT_STACK].soft = CTL->stack_hi - CTL->stack_lo;
+    limits[RLIMIT_NOFILE].soft = 1024;
+    limits[RLIMIT_NOFILE].hard = 4096;
 }
 
 u64 rlimit(u64 which)
 {
-    if (!limits_set)
-        limits_init();
-    return which < RLIMITS ? soft[which] : INFINITE;
+    return limits[which].soft;
 }
 
 s64 sys_prlimit64(u64 pid, u64 which, u64 new, u64 old)
 {
+    u64 l[2];
     if (pid && (u32)pid != CTL->pid)
         return -ESRCH;
     if (which >= RLIMITS)
         return -EINVAL;
-    if ((new && !user_ok(new, 16, 0)) || (old && !user_ok(old, 16, 1)))
+    if (new && get_user(l, new, sizeof l))
         return -EFAULT;
-    u64 was = rlimit(which), was_hard = hard[which];
-    if (new) {
-        u64 s = AT(u64, new), h = AT(u64, new + 8);
-        if (s > h)
-            return -EINVAL;
-        if (h > was_hard)
-            return -EPERM;
-        soft[which] = s;
-        hard[which] = h;
-    }
-    if (old) {
-        AT(u64, old) = was;
-        AT(u64, old + 8) = was_hard;
-    }
+    if (old && put_user(old, &limits[which], sizeof l))
+        return -EFAULT;
+    if (!new)
+        return 0;
+    if (l[0] > l[1])
+        return -EINVAL;
+    if (l[1] > limits[which].hard)
+        return -EPERM;
+    memcpy(&limits[which], l, sizeof l);
     return 0;
 }
 
@@ -113,123 +104,83 @@ s64 sys_setrlimit(u64 which, u64 new)
 
 s64 sys_sysinfo(u64 out)
 {
-    if (!user_ok(out, 112, 1))
-        return -EFAULT;
-    memset((void *)out, 0, 112);
-    AT(u64, out) = now_mono() / 1000000000;
-    AT(u64, out + 32) = CTL->memory_limit;
-    AT(u64, out + 40) = CTL->memory_limit - mm_used * PAGE;
-    AT(u16, out + 80) = 1;           /* processes */
-    AT(u32, out + 104) = 1;          /* bytes a unit */
-    return 0;
+    struct { u64 uptime, loads[3], total, free, unused[4]; u16 processes, pad; u64 high[2]; u32 unit; } i = {
+        .uptime = now_mono() / 1000000000, .total = CTL->memory_limit, .processes = 1, .unit = 1};
+    i.free = i.total - mm_used * PAGE;
+    _Static_assert(sizeof i == 112, "struct sysinfo");
+    return put_user(out, &i, sizeof i);
 }
 
 /* ---- scheduling: one CPU, one policy ---- */
 
 s64 sys_getcpu(u64 cpu, u64 node)
 {
-    if ((cpu && !user_ok(cpu, 4, 1)) || (node && !user_ok(node, 4, 1)))
-        return -EFAULT;
-    if (cpu)
-        AT(u32, cpu) = 0;
-    if (node)
-        AT(u32, node) = 0;
-    return 0;
+    return (cpu ? put_u32(cpu, 0) : 0) | (node ? put_u32(node, 0) : 0);
 }
 
 s64 sys_sched_getaffinity(u64 pid, u64 size, u64 out)
 {
-    if (pid && (u32)pid != CTL->pid && !find_thread(pid))
+    if (pid && !find_thread(pid))
         return -ESRCH;
     if (size < 8 || size % 8)
         return -EINVAL;
-    if (!user_ok(out, 8, 1))
-        return -EFAULT;
-    AT(u64, out) = 1;
-    return 8;
+    return put_user_word(out, 1) ? -EFAULT : 8;
 }
 
 s64 sys_sched_getparam(u64 pid, u64 out)
 {
     (void)pid;
-    if (!user_ok(out, 4, 1))
-        return -EFAULT;
-    AT(u32, out) = 0;
-    return 0;
+    return put_u32(out, 0);
 }
 
 s64 sys_sched_priority_max(u64 policy)
 {
-    return policy == 1 || policy == 2 ? 99 : 0;      /* FIFO, RR */
+    return policy - 1 < 2 ? 99 : 0;  /* FIFO, RR */
 }
 
 s64 sys_sched_priority_min(u64 policy)
 {
-    return policy == 1 || policy == 2;
-}
-
-s64 sys_sched_rr_get_interval(u64 pid, u64 out)
-{
-    (void)pid;
-    if (!user_ok(out, 16, 1))
-        return -EFAULT;
-    AT(u64, out) = 0;
-    AT(u64, out + 8) = 5000000;
-    return 0;
+    return policy - 1 < 2;
 }
 
 /* ---- processes and threads ---- */
 
+#define BIT(n) (1ull << (n))
 s64 sys_prctl(u64 option, u64 a)
 {
     enum { SET_PDEATHSIG = 1, GET_DUMPABLE = 3, SET_DUMPABLE = 4, GET_KEEPCAPS = 7, SET_NAME = 15, GET_NAME = 16, CAPBSET_READ = 23,
-           GET_TIMERSLACK = 30, SET_TIMERSLACK = 29, SET_NO_NEW_PRIVS = 38, GET_NO_NEW_PRIVS = 39, SET_PTRACER = 0x59616d61 };
-    switch (option) {
-    case SET_NAME:
-    case GET_NAME:
-        if (!user_ok(a, option == SET_NAME ? 1 : 16, option == GET_NAME))
-            return -EFAULT;
-        if (option == GET_NAME)
-            memcpy((void *)a, current->name, 16);
-        else {
-            s64 n = user_strlen(a, 15);
-            memset(current->name, 0, 16);
-            memcpy(current->name, (void *)a, n < 0 ? 15 : (u64)n);
-        }
-        return 0;
-    case GET_DUMPABLE:
-    case GET_NO_NEW_PRIVS:
-        return 1;
-    case GET_TIMERSLACK:
-        return 50000;
-    case SET_PDEATHSIG:
-    case SET_DUMPABLE:
-    case GET_KEEPCAPS:
-    case CAPBSET_READ:
-    case SET_TIMERSLACK:
-    case SET_NO_NEW_PRIVS:
-    case SET_PTRACER:
+           SET_TIMERSLACK = 29, SET_NO_NEW_PRIVS = 38, GET_NO_NEW_PRIVS = 39 };
+    const u64 yes = BIT(GET_DUMPABLE) | BIT(GET_NO_NEW_PRIVS);
+    const u64 fine = yes | BIT(SET_PDEATHSIG) | BIT(SET_DUMPABLE) | BIT(GET_KEEPCAPS) | BIT(CAPBSET_READ) | BIT(SET_TIMERSLACK) |
+                     BIT(SET_NO_NEW_PRIVS);
+    if (option == GET_NAME)
+        return put_user(a, current->name, 16);
+    if (option == SET_NAME) {
+        s64 n = user_strlen(a, 15);
+        if (n == -EFAULT)
+            return n;
+        memset(current->name, 0, 16);
+        memcpy(current->name, (void *)a, n < 0 ? 15 : (u64)n);
         return 0;
     }
-    return -EINVAL;
+    if (option > 39 || !(fine >> option & 1))
+        return -EINVAL;
+    return yes >> option & 1;
 }
 
 s64 sys_arch_prctl(u64 code, u64 a)
 {
-    enum { SET_GS = 0x1001, SET_FS, GET_FS, GET_GS };
     switch (code) {
-    case SET_GS:
+    case 0x1001:
         set_gs(a);
         return 0;
-    case SET_FS:
+    case 0x1002:
         set_fs(a);
         return 0;
-    case GET_FS:
-    case GET_GS:
-        if (!user_ok(a, 8, 1))
-            return -EFAULT;
-        AT(u64, a) = code == GET_FS ? get_fs() : get_gs();
-        return 0;
+    case 0x1003:
+        return put_user_word(a, get_fs());
+    case 0x1004:
+        return put_user_word(a, get_gs());
     }
     return -EINVAL;
 }
@@ -239,31 +190,21 @@ s64 sys_personality(u64 persona)
     return (u32)persona == ~0u || !(u32)persona ? 0 : -EINVAL;
 }
 
-#define CAP_VERSION_3 0x20080522
+/* No capabilities, in the one format that is in use. */
 s64 sys_capget(u64 header, u64 data)
 {
-    if (!user_ok(header, 8, 1))
-        return -EFAULT;
-    if (AT(u32, header) != CAP_VERSION_3) {
-        AT(u32, header) = CAP_VERSION_3;
-        return data ? -EINVAL : 0;
-    }
-    if (!data)
-        return 0;
-    if (!user_ok(data, 24, 1))
-        return -EFAULT;
-    memset((void *)data, 0, 24);
-    return 0;
+    static const u64 none[3];
+    s64 r = put_u32(header, 0x20080522);
+    return r || !data ? r : put_user(data, none, sizeof none);
 }
 
 /* One vCPU: between two instructions of a thread all others have always seen every barrier. */
-s64 sys_membarrier(u64 command, u64 flags)
+s64 sys_membarrier(u64 command)
 {
-    enum { GLOBAL = 1, GLOBAL_EXPEDITED = 2, REGISTER_GLOBAL = 4, PRIVATE = 8, REGISTER_PRIVATE = 16 };
-    u64 known = GLOBAL | GLOBAL_EXPEDITED | REGISTER_GLOBAL | PRIVATE | REGISTER_PRIVATE;
+    const u64 known = 31;            /* global, private, expedited, and their registrations */
     if (!command)
         return (s64)known;
-    return flags || (command & (command - 1)) || !(command & known) ? -EINVAL : 0;
+    return (command & (command - 1)) || !(command & known) ? -EINVAL : 0;
 }
 
 /* cpuid of a rewritten site: r = eax, ebx, ecx, edx, in and out. */

@@ -377,9 +377,8 @@ s64 sys_clone3(u64 args, u64 size)
     struct { u64 flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls; } a;
     if (size < sizeof a)
         return -EINVAL;
-    if (!user_ok(args, sizeof a, 0))
+    if (get_user(&a, args, sizeof a))
         return -EFAULT;
-    memcpy(&a, (void *)args, sizeof a);
     return clone(a.flags, a.stack ? a.stack + a.stack_size : 0, a.parent_tid, a.child_tid, a.tls);
 }
 
@@ -459,6 +458,7 @@ void shim_main(void)
     main_thread.tid = next_tid = CTL->pid;
     generation = CTL->generation;
     mm_init();
+    limits_init();
     random_reseed();
     note_alone();
     io_init();

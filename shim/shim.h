@@ -22,7 +22,8 @@ typedef uint32_t u32;
 typedef uint16_t u16;
 typedef uint8_t u8;
 
-#define CTL ((volatile struct afw_ctl *)AFW_CTL)
+extern volatile struct afw_ctl ctl_page;             /* shim.ld puts it at AFW_CTL: RIP-relative access is a byte shorter */
+#define CTL (&ctl_page)
 #define WIN ((volatile struct afw_window *)AFW_WINDOW)
 #define NEVER (~(u64)0)
 

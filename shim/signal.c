@@ -186,59 +186,44 @@ static void note_handlers(void)
     CTL->fault_handlers = set;
 }
 
-static s64 bad_set(u64 p, u64 size, int write)
-{
-    return p && !user_ok(p, size, write) ? -EFAULT : 0;
-}
-
 s64 sys_rt_sigaction(u64 sig, u64 new, u64 old, u64 size)
 {
-    if (sig < 1 || sig > 64 || size != 8 || (new && (SIGSET(sig) & UNMASKABLE)))
+    struct action a;
+    if (sig - 1 > 63 || size != 8 || (new && (SIGSET(sig) & UNMASKABLE)))
         return -EINVAL;
-    if (bad_set(new, sizeof(struct action), 0) || bad_set(old, sizeof(struct action), 1))
+    struct action *mine = &actions[sig - 1];
+    if ((new && get_user(&a, new, sizeof a)) || (old && put_user(old, mine, sizeof a)))
         return -EFAULT;
-    struct action a = actions[sig - 1];
-    if (new) {
-        memcpy(&actions[sig - 1], (void *)new, sizeof a);
-        if (ignored((int)sig)) {
-            drop(&shared, SIGSET(sig));
-            for (struct thread *t = threads; t; t = t->next)
-                drop(&t->pending, SIGSET(sig));
-        }
-        note_handlers();
+    if (!new)
+        return 0;
+    *mine = a;
+    if (ignored((int)sig)) {
+        drop(&shared, SIGSET(sig));
+        for (struct thread *t = threads; t; t = t->next)
+            drop(&t->pending, SIGSET(sig));
     }
-    if (old)
-        memcpy((void *)old, &a, sizeof a);
+    note_handlers();
     return 0;
 }
 
 s64 sys_rt_sigprocmask(u64 how, u64 new, u64 old, u64 size)
 {
-    u64 before = current->mask;
+    u64 m, before = current->mask;
     if (size != 8 || (new && how > 2))
         return -EINVAL;
-    if (bad_set(new, 8, 0) || bad_set(old, 8, 1))
+    if ((new && get_user(&m, new, 8)) || (old && put_user_word(old, before)))
         return -EFAULT;
     if (new) {
-        u64 m = AT(u64, new);
-        m = how == 0 ? before | m : how == 1 ? before & ~m : m;
-        current->mask = m & ~UNMASKABLE;
+        current->mask = (how == 0 ? before | m : how == 1 ? before & ~m : m) & ~UNMASKABLE;
         signals_recalc();
     }
-    if (old)
-        AT(u64, old) = before;
     return 0;
 }
 
 s64 sys_rt_sigpending(u64 out, u64 size)
 {
-    if (size > 8)
-        return -EINVAL;
-    if (!user_ok(out, size, 1))
-        return -EFAULT;
     u64 set = (current->pending.set | shared.set) & current->mask;
-    memcpy((void *)out, &set, size);
-    return 0;
+    return size > 8 ? -EINVAL : put_user(out, &set, size);
 }
 
 s64 sys_pause(void)
@@ -250,12 +235,13 @@ s64 sys_pause(void)
 
 s64 sys_rt_sigsuspend(u64 set, u64 size)
 {
+    u64 m;
     if (size != 8)
         return -EINVAL;
-    if (!user_ok(set, 8, 0))
+    if (get_user(&m, set, 8))
         return -EFAULT;
     current->saved_mask = current->mask;
-    current->mask = AT(u64, set) & ~UNMASKABLE;
+    current->mask = m & ~UNMASKABLE;
     current->have_saved_mask = 1;    /* until the handler returns */
     sys_pause();
     attention = 1;
@@ -265,12 +251,12 @@ s64 sys_rt_sigsuspend(u64 set, u64 size)
 s64 sys_rt_sigtimedwait(u64 set, u64 out, u64 timeout, u64 size)
 {
     struct sigq info;
-    u64 deadline = NEVER, ns;
+    u64 deadline = NEVER, ns, want;
     if (size != 8)
         return -EINVAL;
-    if (!user_ok(set, 8, 0) || (out && !user_ok(out, 128, 1)))
+    if (get_user(&want, set, 8) || (out && !user_ok(out, 128, 1)))
         return -EFAULT;
-    u64 want = AT(u64, set) & ~UNMASKABLE;
+    want &= ~UNMASKABLE;
     if (timeout) {
         s64 r = read_timespec(timeout, &ns);
         if (r)
@@ -293,12 +279,12 @@ s64 sys_rt_sigtimedwait(u64 set, u64 out, u64 timeout, u64 size)
 
 #define UID_WORD ((u64)CTL->pid | (u64)GUEST_UID << 32)
 
-static s64 post(struct thread *t, u64 sig, int code, u64 value)
+static s64 post(struct thread *t, u64 sig, int code, u64 a, u64 b)
 {
     if (sig > 64)
         return -EINVAL;
     if (sig)
-        send(t, (int)sig, code, UID_WORD, value);
+        send(t, (int)sig, code, a, b);
     return 0;
 }
 
@@ -307,13 +293,13 @@ s64 sys_kill(u64 pid, u64 sig)
     s32 p = (s32)pid;
     if (p != 0 && p != -1 && p != (s32)CTL->pid && p != -(s32)CTL->pid)
         return -ESRCH;
-    return post(0, sig, SI_USER, 0);
+    return post(0, sig, SI_USER, UID_WORD, 0);
 }
 
 s64 sys_tkill(u64 tid, u64 sig)
 {
     struct thread *t = find_thread(tid);
-    return t ? post(t, sig, SI_TKILL, 0) : -ESRCH;
+    return t ? post(t, sig, SI_TKILL, UID_WORD, 0) : -ESRCH;
 }
 
 s64 sys_tgkill(u64 pid, u64 tid, u64 sig)
@@ -323,13 +309,10 @@ s64 sys_tgkill(u64 pid, u64 tid, u64 sig)
 
 static s64 queueinfo(struct thread *t, u64 sig, u64 info)
 {
-    if (!user_ok(info, 32, 0))
+    u64 i[4];
+    if (get_user(i, info, sizeof i))
         return -EFAULT;
-    if (sig > 64)
-        return -EINVAL;
-    if (sig)
-        send(t, (int)sig, AT(s32, info + 8), AT(u64, info + 16), AT(u64, info + 24));
-    return 0;
+    return post(t, sig, (s32)i[1], i[2], i[3]);
 }
 
 s64 sys_rt_sigqueueinfo(u64 pid, u64 sig, u64 info)
@@ -374,21 +357,11 @@ static void timer_set(u64 ns, u64 every)
         CTL->alone = 0;
 }
 
-static void put_timeval(u64 out, u64 ns)
-{
-    AT(u64, out) = ns / 1000000000;
-    AT(u64, out + 8) = ns % 1000000000 / 1000;
-}
-
 s64 sys_getitimer(u64 which, u64 out)
 {
-    if (which)
-        return -EINVAL;
-    if (!user_ok(out, 32, 1))
-        return -EFAULT;
-    put_timeval(out, timer_every);
-    put_timeval(out + 16, timer_left());
-    return 0;
+    u64 left = timer_left();
+    u64 t[4] = {timer_every / 1000000000, timer_every % 1000000000 / 1000, left / 1000000000, left % 1000000000 / 1000};
+    return which ? -EINVAL : put_user(out, t, sizeof t);
 }
 
 s64 sys_setitimer(u64 which, u64 new, u64 old)

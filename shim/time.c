@@ -39,13 +39,12 @@ u64 cpu_time(void)
 
 static s64 read_pair(u64 user, u64 unit, u64 *ns)
 {
-    if (!user_ok(user, 16, 0))
+    u64 t[2];
+    if (get_user(t, user, sizeof t))
         return -EFAULT;
-    s64 sec = AT(s64, user);
-    u64 part = AT(u64, user + 8);
-    if (sec < 0 || part >= BILLION / unit)
+    if ((s64)t[0] < 0 || t[1] >= BILLION / unit)
         return -EINVAL;
-    *ns = sec > 8000000000 ? NEVER : (u64)sec * BILLION + part * unit;
+    *ns = t[0] >> 33 ? NEVER : t[0] * BILLION + t[1] * unit;
     return 0;
 }
 
@@ -61,49 +60,33 @@ s64 read_timeval(u64 user, u64 *ns)
 
 static s64 write_pair(u64 user, u64 ns, u32 unit)
 {
-    if (!user_ok(user, 16, 1))
-        return -EFAULT;
-    AT(u64, user) = ns / BILLION;
-    AT(u64, user + 8) = ns % BILLION / unit;
-    return 0;
+    u64 t[2] = {ns / BILLION, ns % BILLION / unit};
+    return put_user(user, t, sizeof t);
 }
 
 enum { REALTIME, MONOTONIC, PROCESS_CPUTIME, THREAD_CPUTIME, MONOTONIC_RAW, REALTIME_COARSE, MONOTONIC_COARSE, BOOTTIME, CLOCK_TAI = 11 };
 
+#define KNOWN_CLOCKS 0x8ff
+#define REAL_CLOCKS (1 << REALTIME | 1 << REALTIME_COARSE | 1 << CLOCK_TAI)
+
 static s64 clock(u64 id, u64 *ns)
 {
-    switch ((s32)id) {
-    case REALTIME:
-    case REALTIME_COARSE:
-    case CLOCK_TAI:
-        *ns = now_real();
-        return 0;
-    case MONOTONIC:
-    case MONOTONIC_RAW:
-    case MONOTONIC_COARSE:
-    case BOOTTIME:
-        *ns = now_mono();
-        return 0;
-    case PROCESS_CPUTIME:
-        *ns = cpu_time();
-        return 0;
-    case THREAD_CPUTIME:
-        *ns = thread_cpu_time(current);
-        return 0;
-    }
-    s32 pid = ~((s32)id >> 3);       /* pthread_getcpuclockid() and clock_getcpuclockid(): the id holds a tid */
-    if ((s32)id >= 0 || ((s32)id & 3) != 2)
-        return -EINVAL;
-    if (!((s32)id & 4)) {
-        if (pid && pid != (s32)CTL->pid)
+    s32 n = (s32)id;
+    struct thread *t = current;
+    if (n < 0) {                     /* pthread_getcpuclockid(), clock_getcpuclockid(): ~id << 3 | per thread 4 | CPUCLOCK_SCHED 2 */
+        t = ~(n >> 3) ? find_thread((u32)~(n >> 3)) : current;
+        if (!t || (n & 3) != 2)
             return -EINVAL;
-        *ns = cpu_time();
-        return 0;
+        n = n & 4 ? THREAD_CPUTIME : PROCESS_CPUTIME;
     }
-    struct thread *t = pid ? find_thread((u32)pid) : current;
-    if (!t)
+    if (n > CLOCK_TAI || !(KNOWN_CLOCKS >> n & 1))
         return -EINVAL;
-    *ns = thread_cpu_time(t);
+    if (n == PROCESS_CPUTIME)
+        *ns = cpu_time();
+    else if (n == THREAD_CPUTIME)
+        *ns = thread_cpu_time(t);
+    else
+        *ns = REAL_CLOCKS >> n & 1 ? now_real() : now_mono();
     return 0;
 }
 
@@ -123,23 +106,15 @@ s64 sys_clock_getres(u64 id, u64 out)
 
 s64 sys_gettimeofday(u64 tv, u64 tz)
 {
-    if (tz) {
-        if (!user_ok(tz, 8, 1))
-            return -EFAULT;
-        AT(u64, tz) = 0;
-    }
+    if (tz && put_user_word(tz, 0))
+        return -EFAULT;
     return tv ? write_pair(tv, now_real(), 1000) : 0;
 }
 
 s64 sys_time(u64 out)
 {
     u64 t = now_real() / BILLION;
-    if (out) {
-        if (!user_ok(out, 8, 1))
-            return -EFAULT;
-        AT(u64, out) = t;
-    }
-    return (s64)t;
+    return out && put_user_word(out, t) ? -EFAULT : (s64)t;
 }
 
 static s64 sleep_until(u64 deadline, u64 remaining)
@@ -184,27 +159,23 @@ s64 sys_nanosleep(u64 request, u64 remaining)
 #define TICK (BILLION / 100)
 s64 sys_times(u64 out)
 {
-    if (out) {
-        if (!user_ok(out, 32, 1))
-            return -EFAULT;
-        memset((void *)out, 0, 32);
-        AT(u64, out) = cpu_time() / TICK;
-    }
-    return (s64)(now_mono() / TICK);
+    u64 t[4] = {cpu_time() / TICK};
+    return out && put_user(out, t, sizeof t) ? -EFAULT : (s64)(now_mono() / TICK);
 }
 
-#define RUSAGE_THREAD 1
 s64 sys_getrusage(u64 who, u64 out)
 {
-    if ((s32)who < -1 || (s32)who > RUSAGE_THREAD)
+    u64 u[18] = {0}, ns = cpu_time();
+    s32 w = (s32)who;                /* -1: children; 0: all threads; 1: this one */
+    if (w < -1 || w > 1)
         return -EINVAL;
-    if (!user_ok(out, 144, 1))
-        return -EFAULT;
-    memset((void *)out, 0, 144);
-    if ((s32)who == -1)
-        return 0;
-    write_pair(out, (s32)who == RUSAGE_THREAD ? thread_cpu_time(current) : cpu_time(), 1000);
-    AT(u64, out + 32) = mm_peak * (PAGE / 1024);
-    AT(u64, out + 128) = CTL->n_switch;      /* voluntary context switches */
-    return 0;
+    if (w == 1)
+        ns = thread_cpu_time(current);
+    if (w >= 0) {
+        u[0] = ns / BILLION;
+        u[1] = ns % BILLION / 1000;
+        u[4] = mm_peak * (PAGE / 1024);
+        u[16] = CTL->n_switch;       /* voluntary context switches */
+    }
+    return put_user(out, u, sizeof u);
 }
