@@ -89,6 +89,7 @@ FAULTS = {
     "none": ("call(AFW_OP_PROTECT, 0x3000000, 4096, 0, 0, 0, 0); *(volatile int *)0x3000010;", 11, "0x3000010"),
     "uncommitted_read": ("*(volatile int *)0x50000010;", 11, "0x50000010"),
     "uncommitted_write": ("*(volatile int *)0x50000010 = 1;", 11, "0x50000010"),
+    "uncommitted_avx": ("__asm__ volatile(\"vmovdqu 0x50000010, %%ymm0\" ::: \"xmm0\");", 11, ""),
     "beyond_the_space": ("*(volatile int *)0x7f0000000000 = 1;", 11, "0x7f0000000000"),
     "not_canonical": ("*(volatile int *)0x8000000000000000 = 1;", 11, "general protection"),
     "wild_jump": ("((void (*)(void))0x50000000)();", 11, "0x50000000"),
@@ -115,7 +116,7 @@ def test_fault_is_reported(bare_cell, guest, name):
         assert "guest1" in end.text  # the module
 
 
-@pytest.mark.parametrize("name", ["null", "none", "uncommitted_read", "uncommitted_write", "ud2", "division", "int3", "wild_jump"])
+@pytest.mark.parametrize("name", ["null", "none", "uncommitted_read", "uncommitted_write", "uncommitted_avx", "ud2", "division", "int3", "wild_jump"])
 def test_fault_reaches_the_guests_handler(bare_cell, guest, name):
     code, number, text = FAULTS[name]
     address = text if text.startswith("0x") else ""

@@ -126,7 +126,13 @@ void fault_exception(struct machine *m)
     f.what = v < 32 && vectors[v].what ? vectors[v].what : "interrupt instruction";
     if (v < 32 && vectors[v].error_code)
         at++;
-    if (v == 14) {
+    if (v == 6 && !guest_range(vm, at[0], 1)) {  /* KVM's word for code it could not fetch: no memory is there */
+        f.signal = SIGSEGV;
+        f.code = 1;
+        f.what = "address without memory";
+        f.known = true;
+        f.addr = at[0];
+    } else if (v == 14) {
         f.known = true;
         f.addr = s.cr2;
     } else if (v == 0 || v == 6 || v == 16 || v == 19) {   /* as Linux: si_addr is the instruction */

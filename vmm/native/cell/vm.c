@@ -9,6 +9,7 @@
 #include <unistd.h>
 #include "machine.h"
 
+#define EXIT_ON_EMULATION_FAILURE 204            /* KVM_CAP_ */
 #define EXIT_MEMORY_FAULT 39                     /* KVM_EXIT_MEMORY_FAULT, Linux 6.8 */
 
 bool rip_in_shim(uint64_t rip)
@@ -34,6 +35,9 @@ int vm_open(struct machine *m)
         return -errno;
     if ((e = memory_reserve(m)))
         return e;
+    /* Else KVM answers an access that it cannot emulate (AVX to an address without memory) with #UD. Linux 5.15. */
+    struct kvm_enable_cap emulation = {.cap = EXIT_ON_EMULATION_FAILURE, .args = {1}};
+    ioctl(vm->vm_fd, KVM_ENABLE_CAP, &emulation);
     void *window = mmap(0, AFW_WINDOW_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, cell.windows_fd, (off_t)vm->id * AFW_WINDOW_STRIDE);
     if (window == MAP_FAILED)
         return -errno;
