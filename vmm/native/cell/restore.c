@@ -227,6 +227,7 @@ int snapshot_restore(struct machine *m, uint32_t pid, char *error, size_t size)
     m->cq_tail = s->vcpu->cq_tail;
     struct afw_ctl *ctl = m->vm.ctl;
     ctl->generation++;
+    ctl->n_local = ctl->n_ring = ctl->n_backstop = ctl->n_enosys = ctl->n_switch = 0;   /* the template's */
     ctl->memory_limit = m->vm.memory_limit;
     boot_ctl(m, pid);
     m->vm.shm->sites = s->h.sites;
