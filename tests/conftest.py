@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -39,6 +42,30 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.line(f"{_skipped} tests that need /dev/kvm did NOT run: {_kvm_trouble()}", red=True)
 
 
+def _children() -> set[int]:
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            found.update(map(int, (task / "children").read_text().split()))
+    return found
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """Whatever a test's commands started must have ended with them: orphans become children of this process, and are seen."""
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+    before = _children()
+    yield
+    deadline = time.monotonic() + 5
+    while (left := _children() - before) and time.monotonic() < deadline:
+        for pid in left:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.02)
+    names = {pid: (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ") for pid in left}
+    assert not names, "left running"
+
+
 Agentfw = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -55,15 +82,18 @@ def agentfw_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[di
     shutil.rmtree(cache, ignore_errors=True)
 
 
+COMMAND = [sys.executable, "-P", "-c", "from agentfw.cli import main; main()"]
+
+
 @pytest.fixture
-def agentfw(agentfw_environment: dict[str, str], tmp_path: Path) -> Agentfw:
+def agentfw(agentfw_environment: dict[str, str], tmp_path: Path, nothing_left: None) -> Agentfw:
     """`agentfw(*arguments, input=..., cwd=..., env=...)` runs the command to its end."""
 
     def run(
         *arguments: object, input: str = "", cwd: Path = tmp_path, env: dict[str, str] | None = None, timeout: float = 110
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-P", "-c", "from agentfw.cli import main; main()", *map(str, arguments)],
+            [*COMMAND, *map(str, arguments)],
             input=input,
             cwd=cwd,
             env={**agentfw_environment, **(env or {})},

@@ -99,13 +99,15 @@ def find_interpreter(python: str, environment: Mapping[str, str]) -> Interpreter
             cwd="/",
         )
         facts: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {}
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
+    except ValueError:
+        raise GuestError(f"`{python}` is no Python", status=126) from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"no answer within {error.timeout:.0f} s"
         raise GuestError(f"cannot run the interpreter `{python}`: {reason}", status=126) from None
     if not facts:
         lines = done.stderr.strip().splitlines()
         raise GuestError(
-            f"the interpreter `{python}` does not start: {lines[-1] if lines else f'status {done.returncode}'}", status=126
+            f"the interpreter `{python}` does not start: {lines[-1][:160] if lines else f'status {done.returncode}'}", status=126
         )
     version = facts["version"]
     name = f"`{python}` is {facts['name']} {'.'.join(map(str, version))}"

@@ -283,11 +283,11 @@ async def _run(options: Options, program: Sequence[str]) -> int:
     loop = asyncio.get_running_loop()
     check_program(program)
     manager = load_plugins(options.plugins, options.config)
+    _check_kvm()
     template, job, notes = prepare(options, program)
     if not options.quiet:
         for note in notes:
             say(f"note: {note}")
-    _check_kvm()
     runtime = Runtime(loop, manager, options.config)
     fleet = Fleet(
         runtime,
@@ -432,7 +432,7 @@ def explain(report: ExitReport, options: Options) -> tuple[str, str]:
     if report.kind == "memory":
         return f"out of memory ({options.memory >> 20} MiB): {report.text}", "give it more with `--memory`"
     if report.kind == "signal":
-        return report.text or f"killed by signal {report.signal}", ""
+        return report.text.partition(" (")[0] or f"killed by signal {report.signal}", ""
     if report.kind == "hostile":
         return f"stopped for breaking the VM's protocol: {report.text}", ""
     return report.text or report.kind, ""

@@ -34,6 +34,7 @@ import email.message
 import email.parser
 import encodings.idna
 import enum
+import errno
 import functools
 import gc
 import gzip
@@ -362,6 +363,21 @@ def _leave(status: int) -> typing.NoReturn:
     os._exit(status)
 
 
+def _no_process(*args: object, **kwargs: object) -> typing.NoReturn:
+    raise OSError(errno.ENOSYS, "a guest of agentfw is one process: no fork, no exec")
+
+
+def _one_process() -> None:
+    """What cannot work says why, instead of the bare errno that the system call gives."""
+    for name in ("fork", "forkpty", "posix_spawn", "posix_spawnp", "execv", "execve"):
+        if hasattr(os, name):
+            setattr(os, name, _no_process)
+    for module in ("_posixsubprocess", "posix", "subprocess"):
+        for name in ("fork_exec", "_fork_exec", "fork", "posix_spawn"):
+            if hasattr(sys.modules.get(module), name):
+                setattr(sys.modules[module], name, _no_process)
+
+
 def _preload() -> None:
     """Modules that the operator wants in the template; imported as the program would."""
     for name in filter(None, os.environ.pop("AGENTFW_PRELOAD", "").split(",")):
@@ -378,6 +394,7 @@ def main() -> typing.NoReturn:
         del sys.path[0]
     for name in ("ssl_offload", "_ssl_real"):
         sys.modules.pop(name, None)
+    _one_process()
     _preload()
     linecache.clearcache()
     gc.collect()

@@ -24,8 +24,8 @@ RESOLVER = "10.0.2.3"
 """The resolver's address in every guest (/etc/resolv.conf)."""
 PORT = 53
 HOST = {"A": "10.0.2.2", "AAAA": "fec0::2"}
-"""What an agent is told instead of a loopback address, which in the guest would be the guest itself. It is learnt for the name like
-any other; the name is what will be dialled."""
+"""What an agent is told instead of a loopback address, which in the guest would be the guest itself. It is learnt for the name
+like any other; the name is what will be dialled."""
 MAX_QUERY = 4096
 MAX_UDP_REPLY = 4096
 

@@ -1,0 +1,138 @@
+"""Everything a person can get wrong: one line that says what, the documented status, no traceback of ours, nothing left running."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Agentfw = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def complaint(done: subprocess.CompletedProcess[str]) -> str:
+    """The error line; the rest of stderr is a hint or nothing."""
+    lines = done.stderr.splitlines()
+    assert lines and lines[0].startswith("error: "), done.stderr
+    assert "Traceback" not in done.stderr and not done.stdout
+    assert all(line == "" or line.startswith("hint: ") for line in lines[1:]), done.stderr
+    return lines[0].removeprefix("error: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "expected"),
+    [
+        (["run"], 125, "no program: name a script, `-m module`, `-c code` or `-`"),
+        (["run", "-m"], 125, "no program: name a script, `-m module`, `-c code` or `-`"),
+        (["run", "missing.py"], 127, "script `missing.py` not found"),
+        (["run", "folder"], 126, "`folder` is a directory without a `__main__.py`"),
+        (["run", "--plugins", "dns,polcy", "x.py"], 125, "unknown plugin `polcy` (known: "),
+        (["run", "--plugins", "./none.py", "x.py"], 125, "plugin file none.py does not exist"),
+        (["run", "--config", "bad.toml", "x.py"], 125, "bad.toml:2: run.memroy: unknown key"),
+        (["run", "--config", "value.toml", "x.py"], 125, "value.toml:2: run.memory: `lots` is no size"),
+        (["run", "--config", "type.toml", "x.py"], 125, "type.toml:2: run.timeout: "),
+        (["run", "--config", "broken.toml", "x.py"], 125, "broken.toml:1: not TOML: "),
+        (["run", "--config", "table.toml", "x.py"], 125, "table.toml:1: nonsense: unknown table"),
+        (["run", "--config", "none.toml", "x.py"], 125, "none.toml: cannot be read: "),
+        (["run", "--memory", "12", "x.py"], 125, "memory `12` must be from 96M to 14G"),
+        (["run", "--memory", "big", "x.py"], 125, "memory `big` is no size"),
+        (["run", "--timeout", "soon", "x.py"], 125, "`soon` is no time"),
+        (["run", "--timeout", "0", "x.py"], 125, "`0` is no time"),
+        (["run", "-n", "0", "x.py"], 125, "invalid value for '-n' / '--count': "),
+        (["run", "--env", "NOT_SET_HERE", "x.py"], 125, "variable `NOT_SET_HERE` is not set here"),
+        (["run", "--env", "=1", "x.py"], 125, "bad variable `=1`"),
+        (["run", "--mount", "/", "x.py"], 125, "refusing to mount `/`: it is the whole machine"),
+        (["run", "--mount", "/etc:/x", "x.py"], 125, "refusing to mount `/etc`: it holds /etc/shadow"),
+        (["run", "--mount", "/proc/self:/x", "x.py"], 125, "refusing to mount `/proc/self`: it is in /proc"),
+        (["run", "--mount", "~:/x", "x.py"], 125, "refusing to mount `~`: it is a home directory"),
+        (["run", "--mount", "~/.ssh:/x", "x.py"], 125, "refusing to mount `~/.ssh`: it is in "),
+        (["run", "--mount", "nowhere:/x", "x.py"], 125, "cannot mount `nowhere`: it does not exist"),
+        (["run", "--mount", "folder:x", "x.py"], 125, "bad mount `folder:x`: the guest's path must be absolute"),
+        (["run", "--mount", "folder:/proc/x", "x.py"], 125, "cannot mount on the guest's `/proc/x`"),
+        (["run", "--mount", "folder:/x:rx", "x.py"], 125, "bad mount `folder:/x:rx`"),
+        (["run", "--python", "/bin/true", "x.py"], 126, "the interpreter `/bin/true` does not "),
+        (["run", "--python", "/no/python", "x.py"], 126, "cannot run the interpreter `/no/python`: No such file"),
+        (["run", "--bogus", "x.py"], 125, "no such option '--bogus'"),
+        (["rnu", "x.py"], 2, "no command `rnu`"),
+        (["x.py"], 2, "no command `x.py`"),
+        (["config", "show", "--config", "bad.toml"], 125, "bad.toml:2: run.memroy: unknown key"),
+    ],
+)
+def test_says_what_is_wrong(agentfw: Agentfw, tmp_path: Path, arguments: list[str], status: int, expected: str) -> None:
+    files = {
+        "x.py": "print('ran')\n",
+        "bad.toml": '[run]\nmemroy = "1G"\n',
+        "value.toml": '[run]\nmemory = "lots"\n',
+        "type.toml": '[run]\ntimeout = "10"\n',
+        "broken.toml": "[run\n",
+        "table.toml": "[nonsense]\na = 1\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "folder").mkdir()
+    home = tmp_path / "home"
+    (home / ".ssh").mkdir(parents=True)
+    done = agentfw(*arguments, env={"HOME": str(home)})
+    assert (complaint(done)[: len(expected)], done.returncode) == (expected, status)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["rnu"], "did you mean `run`?"),
+        (["x.py"], "run a script with `agentfw run x.py`"),
+        (["run", "--plugins", "polcy", "x.py"], "did you mean `policy`?"),
+        (["run", "x"], "did you mean `x.py`?"),
+    ],
+)
+def test_guesses_what_was_meant(agentfw: Agentfw, tmp_path: Path, arguments: list[str], hint: str) -> None:
+    (tmp_path / "x.py").touch()
+    assert agentfw(*arguments).stderr.splitlines()[-1] == f"hint: {hint}"
+
+
+def test_an_internal_error_is_one_line_too(agentfw: Agentfw, tmp_path: Path) -> None:
+    """A cache that is a file: whatever comes of it is told, with a way out."""
+    (tmp_path / "x.py").touch()
+    (tmp_path / "cache").touch()
+    done = agentfw("run", "--plugins", "", "x.py", env={"XDG_CACHE_HOME": str(tmp_path / "cache")})
+    assert complaint(done).startswith("cannot write to the snapshot cache") and done.returncode == 125
+
+
+def _without_kvm(
+    agentfw_environment: dict[str, str], tmp_path: Path, prepare: str, *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    """The command in a mount namespace where /dev/kvm is not what it was."""
+    from ..conftest import COMMAND
+
+    (tmp_path / "x.py").write_text("print('ran')\n")
+    script = f'{prepare} && exec "$@"'
+    try:
+        probe = subprocess.run(["unshare", "-rm", "sh", "-c", f"{prepare} && true"], capture_output=True, timeout=30)
+    except FileNotFoundError:
+        pytest.skip("no unshare here")
+    if probe.returncode:
+        pytest.skip("no mount namespaces here")
+    return subprocess.run(["unshare", "-rm", "sh", "-c", script, "sh", *COMMAND, *arguments], cwd=tmp_path, env=agentfw_environment,
+                          stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)  # fmt: skip
+
+
+def test_no_kvm(agentfw_environment: dict[str, str], tmp_path: Path) -> None:
+    done = _without_kvm(agentfw_environment, tmp_path, "mount -t tmpfs none /dev", "run", "x.py")
+    assert complaint(done) == "/dev/kvm does not exist" and done.returncode == 125
+    assert "hint: " in done.stderr
+    done = _without_kvm(agentfw_environment, tmp_path, "mount -t tmpfs none /dev", "doctor")
+    assert done.returncode == 1 and "fail  kvm            /dev/kvm does not exist" in done.stdout
+
+
+def test_kvm_that_is_something_else(agentfw_environment: dict[str, str], tmp_path: Path) -> None:
+    done = _without_kvm(agentfw_environment, tmp_path, "mount --bind /dev/null /dev/kvm", "run", "x.py")
+    assert complaint(done).startswith("/dev/kvm is no KVM device: ") and done.returncode == 125
+
+
+def test_kvm_without_permission(tmp_path: Path) -> None:
+    from agentfw.cli.doctor import kvm_checks
+
+    (check,) = kvm_checks(str(tmp_path))  # a directory cannot be opened for writing by anybody
+    assert (check.status, check.name) == ("fail", "kvm") and check.detail.startswith(f"cannot open {tmp_path}: ")
+    assert check.hint

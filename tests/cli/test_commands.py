@@ -1,0 +1,130 @@
+"""The commands around `run`, and how a command line is taken apart."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from agentfw.cli.output import Kept, Lines
+from agentfw.cli.run import split
+from agentfw.fleet import exit_status
+
+Agentfw = Callable[..., subprocess.CompletedProcess[str]]
+VALUED = {"--mount", "--env", "-n"}
+
+
+@pytest.mark.parametrize(
+    ("line", "ours", "program"),
+    [
+        ("x.py -n 3 --env A", "", "x.py -n 3 --env A"),
+        ("-n 3 x.py", "-n 3", "x.py"),
+        ("-n3 x.py", "-n3", "x.py"),
+        ("--env=A=1 x.py", "--env=A=1", "x.py"),
+        ("--env A=1 --stats -m pkg --stats", "--env A=1 --stats", "-m pkg --stats"),
+        ("-mpkg -q", "", "-m pkg -q"),
+        ("-q -c code -q", "-q", "-c code -q"),
+        ("-q - -q", "-q", "- -q"),
+        ("-q -- -odd.py -q", "-q", "-odd.py -q"),
+        ("--mount a:/b --mount c:/d", "--mount a:/b --mount c:/d", ""),
+        ("--memory", "--memory", ""),
+    ],
+)
+def test_options_end_where_the_program_begins(line: str, ours: str, program: str) -> None:
+    assert split(line.split(), VALUED) == (ours.split(), program.split())
+
+
+def test_exit_statuses() -> None:
+    from agentfw.agents import ExitReport
+
+    kinds = {"timeout": 124, "internal": 125, "killed": 137, "memory": 137, "hostile": 137}
+    assert {kind: exit_status(ExitReport(kind)) for kind in kinds} == kinds  # type: ignore[arg-type]
+    assert exit_status(ExitReport("code", code=7)) == 7 and exit_status(ExitReport("signal", signal=11)) == 139
+
+
+def test_help_has_examples_and_every_option(agentfw: Agentfw) -> None:
+    done = agentfw("run", "--help")
+    for option in ("--plugins", "--config", "--mount", "--env", "--memory", "--timeout", "-n", "--stats", "--json", "-q", "-v"):
+        assert option in done.stdout
+    assert "agentfw run agent.py" in done.stdout and "124" in done.stdout and done.returncode == 0
+    assert agentfw("--version").stdout.startswith("agentfw, version ")
+
+
+def test_json_is_all_there_is_on_stdout(agentfw: Agentfw, tmp_path: Path) -> None:
+    (tmp_path / "agentfw.toml").write_text('[run]\nenv = { API_KEY = "sk-real" }\n')
+    for arguments in (["doctor"], ["plugins", "list"], ["config", "show"], ["cache", "show"]):
+        done = agentfw(*arguments, "--json")
+        assert json.loads(done.stdout)["version"] == 1
+        assert "sk-real" not in done.stdout
+    assert "sk-real" not in agentfw("config", "show").stdout
+
+
+def test_doctor_checks_what_it_says(agentfw: Agentfw) -> None:
+    document = json.loads(agentfw("doctor", "--json").stdout)
+    assert {check["name"] for check in document["checks"]} >= {
+        "platform",
+        "python",
+        "kvm",
+        "processor",
+        "memory",
+        "native parts",
+        "cache",
+    }
+    assert all(check["status"] in ("ok", "warn", "fail") for check in document["checks"])
+    assert document["ok"] == all(check["status"] != "fail" for check in document["checks"])
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(agentfw: Agentfw, shell: str) -> None:
+    done = agentfw("completion", shell)
+    assert done.returncode == 0 and "_AGENTFW_COMPLETE" in done.stdout
+
+
+def test_completion_knows_commands(agentfw: Agentfw) -> None:
+    done = agentfw(env={"_AGENTFW_COMPLETE": "bash_complete", "COMP_WORDS": "agentfw mo", "COMP_CWORD": "1"})
+    assert "mock-llm" in done.stdout
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.writes: list[bytes] = []
+
+    async def write(self, data: bytes) -> None:
+        self.writes.append(data)
+
+
+def test_lines_of_many_agents_do_not_mix() -> None:
+    async def body() -> None:
+        recorder = Recorder()
+        lines = Lines(recorder, b"[1] ")  # type: ignore[arg-type]
+        for part in (b"a", b"b\nc\nd", b"", b"e"):
+            await lines.write(part)
+        await lines.close()
+        assert recorder.writes == [b"[1] ab\n[1] c\n", b"[1] de\n"]
+
+    asyncio.run(body())
+
+
+def test_a_line_without_end_is_cut() -> None:
+    async def body() -> None:
+        recorder = Recorder()
+        lines = Lines(recorder)  # type: ignore[arg-type]
+        for _ in range(3):
+            await lines.write(b"x" * 40000)
+        assert [len(data) for data in recorder.writes] == [80001]
+
+    asyncio.run(body())
+
+
+def test_what_json_keeps_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        monkeypatch.setattr("agentfw.cli.output.CAPTURE", 5)
+        kept = Kept()
+        await kept.write(b"abc")
+        await kept.write(b"def\xff")
+        assert (kept.text, kept.cut) == ("abcde", True)
+
+    asyncio.run(body())
