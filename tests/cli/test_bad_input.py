@@ -1,4 +1,4 @@
-"""Everything a person can get wrong: one line that says what, the documented status, no traceback of ours, nothing left running."""
+"""Whatever a person gets wrong: one line that says what, the documented status, no traceback of ours, nothing left running."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def complaint(done: subprocess.CompletedProcess[str]) -> str:
         (["run", "--mount", "folder:x", "x.py"], 125, "bad mount `folder:x`: the guest's path must be absolute"),
         (["run", "--mount", "folder:/proc/x", "x.py"], 125, "cannot mount on the guest's `/proc/x`"),
         (["run", "--mount", "folder:/x:rx", "x.py"], 125, "bad mount `folder:/x:rx`"),
-        (["run", "--python", "/bin/true", "x.py"], 126, "the interpreter `/bin/true` does not "),
+        (["run", "--python", "/bin/true", "x.py"], 126, "`/bin/true` is no Python"),
         (["run", "--python", "/no/python", "x.py"], 126, "cannot run the interpreter `/no/python`: No such file"),
         (["run", "--bogus", "x.py"], 125, "no such option '--bogus'"),
         (["rnu", "x.py"], 2, "no command `rnu`"),
@@ -99,9 +99,7 @@ def test_an_internal_error_is_one_line_too(agentfw: Agentfw, tmp_path: Path) -> 
     assert complaint(done).startswith("cannot write to the snapshot cache") and done.returncode == 125
 
 
-def _without_kvm(
-    agentfw_environment: dict[str, str], tmp_path: Path, prepare: str, *arguments: str
-) -> subprocess.CompletedProcess[str]:
+def _without_kvm(environment: dict[str, str], tmp_path: Path, prepare: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The command in a mount namespace where /dev/kvm is not what it was."""
     from ..conftest import COMMAND
 
@@ -113,7 +111,7 @@ def _without_kvm(
         pytest.skip("no unshare here")
     if probe.returncode:
         pytest.skip("no mount namespaces here")
-    return subprocess.run(["unshare", "-rm", "sh", "-c", script, "sh", *COMMAND, *arguments], cwd=tmp_path, env=agentfw_environment,
+    return subprocess.run(["unshare", "-rm", "sh", "-c", script, "sh", *COMMAND, *arguments], cwd=tmp_path, env=environment,
                           stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)  # fmt: skip
 
 
