@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import unicodedata
 from dataclasses import dataclass
+from encodings import idna
 
 from .errors import DestinationError
 
 _LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)\Z")
 _NUMBER = re.compile(r"(?:[0-9]+|0x[0-9a-f]*)\Z")
+_DOTS = re.compile("[.\u3002\uff0e\uff61]")  # all that IDNA takes for a dot
 _DIGITS = re.compile(r"[0-9]{1,5}\Z")
 _IPV4 = re.compile(r"(?:(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])(?:\.(?!\Z)|\Z)){4}\Z")
 _IPV6 = re.compile(r"[0-9a-f:.]{2,45}\Z")
@@ -100,9 +103,12 @@ def _to_ascii(text: str) -> str:
     if not _DEVIATIONS.isdisjoint(text):
         raise DestinationError("host", text, "has characters that IDNA 2003 and 2008 treat differently")
     try:
-        return text.encode("idna").decode("ascii")
+        labels = [idna.ToASCII(label).decode("ascii") if label else "" for label in _DOTS.split(text)]
     except UnicodeError:
-        raise DestinationError("host", text, "not a valid internationalised name") from None
+        labels = ["."]
+    if any("." in label for label in labels):  # some characters decompose into one with a dot
+        raise DestinationError("host", text, "not a valid internationalised name")
+    return ".".join(labels)
 
 
 def _parse_ipv6(host: str, text: str) -> str:
@@ -123,7 +129,7 @@ def _check_punycode(label: str, text: str) -> None:
         again = decoded.encode("punycode").decode()
     except (UnicodeError, ValueError, OverflowError):
         raise DestinationError("host", text, "bad punycode") from None
-    if decoded.isascii() or again != label[4:]:
+    if decoded.isascii() or again != label[4:] or any(unicodedata.category(c)[0] in "CZ" for c in decoded):
         raise DestinationError("host", text, "bad punycode")
 
 
