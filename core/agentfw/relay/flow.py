@@ -52,16 +52,8 @@ async def relay(runtime: Runtime, agent: Agent, flow: Flow) -> None:
         raise
     except (GuestGone, BrokenPipeError):
         pass
-    except Denied as error:
-        runtime.counters["flows_denied"] += 1
-        log.info("%s: %s port %s: %s [%s]", agent.name, flow.address, flow.port, error, error.plugin)
-        flow.reset()
-    except HookError as error:
-        log.error("%s: %s port %s: %s", agent.name, flow.address, flow.port, error, exc_info=error.__cause__)
-        flow.reset()
     except (AgentfwError, OSError) as error:
-        runtime.counters["flows_failed"] += 1
-        log.info("%s: %s port %s: %s", agent.name, flow.address, flow.port, error)
+        _note(runtime, agent, flow, error)
         flow.reset()
     except Exception:  # ours or a plugin's mistake costs this flow only
         runtime.counters["flows_broken"] += 1
@@ -69,6 +61,19 @@ async def relay(runtime: Runtime, agent: Agent, flow: Flow) -> None:
         flow.reset()
     finally:
         flow.close()
+
+
+def _note(runtime: Runtime, agent: Agent, flow: Flow, error: AgentfwError | OSError) -> None:
+    """Count and log what a flow failed of."""
+    if isinstance(error, HookError):
+        runtime.counters["flows_broken"] += 1
+        log.error("%s: %s port %s: %s", agent.name, flow.address, flow.port, error, exc_info=error.__cause__)
+    elif isinstance(error, Denied):
+        runtime.counters["flows_denied"] += 1
+        log.info("%s: %s port %s: %s [%s]", agent.name, flow.address, flow.port, error, error.plugin)
+    else:
+        runtime.counters["flows_failed"] += 1
+        log.info("%s: %s port %s: %s", agent.name, flow.address, flow.port, error)
 
 
 async def _udp(runtime: Runtime, agent: Agent, flow: Flow) -> None:
@@ -92,14 +97,9 @@ async def _tcp(runtime: Runtime, agent: Agent, flow: Flow) -> None:
     session = Session(runtime, agent, flow, address)
     try:
         await _anything_permitted(session)
-    except Denied as error:
-        session.count("flows_denied")
-        log.info("%s: connect to %s port %s: %s [%s]", agent.name, address, flow.port, error, error.plugin)
-        flow.failed(errno.EACCES)
-        return
     except AgentfwError as error:
-        log.error("%s: connect to %s port %s: %s", agent.name, address, flow.port, error, exc_info=error.__cause__)
-        flow.failed(errno.ECONNREFUSED)
+        _note(runtime, agent, flow, error)
+        flow.failed(errno.EACCES if isinstance(error, Denied) else errno.ECONNREFUSED)
         return
     flow.opened()
     session.watch()
@@ -230,10 +230,7 @@ async def _offloaded(session: Session) -> None:
             raise TlsError("the connect hook gave a connection without TLS")
     except AgentfwError as error:
         session.count("tls_refused")
-        if isinstance(error, HookError):
-            log.error("%s: tls: %s", session.agent.name, error, exc_info=error.__cause__)
-        else:
-            log.info("%s: tls to %s port %s: %s", session.agent.name, ascii(hello_.server_name), session.flow.port, error)
+        _note(session.runtime, session.agent, session.flow, error)
         await session.flow.send(preface.refused(error))
         session.flow.send_eof()
         return
@@ -275,9 +272,10 @@ async def _passed_through(session: Session) -> None:
             destination = Destination.make("tls", parse_host(name), session.flow.port)
         upstream = await session.runtime.connect(session.agent, destination, None)
     except AgentfwError as error:
+        _note(session.runtime, session.agent, session.flow, error)
         denied = isinstance(error, (Denied, DestinationError, ProtocolError))
         await session.flow.send(_ALERT + bytes([_ACCESS_DENIED if denied else _INTERNAL_ERROR]))
         session.flow.send_eof()
-        raise
+        return
     session.count("tls_passed_through")
     await relay_raw(session, upstream)
