@@ -110,12 +110,14 @@ def load_config(path: str | Path | None = None, directory: Path | None = None) -
 
 
 def _steps(path: str, places: list[int]) -> list[str | int]:
-    """msgspec's "$.rule[...].host" -> ["rule", 1, "host"]; `places` has the list indices that it leaves out."""
+    """msgspec's "$.rule[...].host" -> ["rule", 1, "host"]; `places` has the indices that it leaves out."""
     left = list(places)
     steps: list[str | int] = []
-    for name, _index in re.findall(r"\.?([^.\[\]]+)|\[([^\]]*)\]", path):
+    for name, index in re.findall(r"\.?([^.\[\]]+)|\[([^\]]*)\]", path):
         if name:
             steps.append(name)
+        elif index.isdigit():
+            steps.append(int(index))
         elif left:
             steps.append(left.pop(0))
     return steps
@@ -128,9 +130,9 @@ def _narrowed(table: Any, kind: type[msgspec.Struct], message: str) -> tuple[Any
     if match is None or not isinstance(table, dict):
         return table, places
     way: list[str | int] = []
-    for name, _index in re.findall(r"\.?([^.\[\]]+)|\[([^\]]*)\]", match[1]):
-        if name:
-            way.append(name)
+    for name, index in re.findall(r"\.?([^.\[\]]+)|\[([^\]]*)\]", match[1]):
+        if name or index.isdigit():
+            way.append(name or int(index))
             continue
         elements = _at(table, way)
         if not isinstance(elements, list):

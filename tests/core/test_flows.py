@@ -98,7 +98,7 @@ async def ask(runtime: Runtime, query: bytes) -> bytes | None:
 async def test_dns_answers_over_udp_and_tcp() -> None:
     async with running(names()) as runtime, running(names(), Loopback()) as open_runtime:
         record = await lookup(open_runtime, "API.Example.")
-        assert [str(r.rdata) for r in record.rr] == ["127.0.0.1"] and str(record.q.qname) == "API.Example."
+        assert [str(r.rdata) for r in record.rr] == ["10.0.2.2"] and str(record.q.qname) == "API.Example."
         async with guest(open_runtime, *RESOLVER) as flow:
             assert await flow.guest_connected() == 0
             for name in (HOST, "other.example"):
@@ -106,7 +106,7 @@ async def test_dns_answers_over_udp_and_tcp() -> None:
                 for byte in len(query).to_bytes(2) + query:
                     await flow.guest_send(bytes([byte]))
                 reply = await exactly(flow, int.from_bytes(await exactly(flow, 2)))
-                assert reply[:2] == query[:2] and dnslib.DNSRecord.parse(reply).short() == "127.0.0.1"
+                assert reply[:2] == query[:2] and dnslib.DNSRecord.parse(reply).short() == "10.0.2.2"
         record = await lookup(runtime, HOST)  # nobody says that 127.0.0.1 may be dialled
         assert record.header.rcode == dnslib.RCODE.REFUSED and not record.rr
 
@@ -115,9 +115,10 @@ async def test_dns_answers_over_udp_and_tcp() -> None:
 async def test_dns_removes_addresses_that_may_not_be_dialled() -> None:
     async with running(names(), Loopback()) as runtime:
         record = await lookup(runtime, "mixed.example")
-        assert [str(r.rdata) for r in record.rr] == ["127.0.0.1"]
+        assert [str(r.rdata) for r in record.rr] == ["10.0.2.2"]  # 127.0.0.1 is the guest itself
         assert (await lookup(runtime, "private.example")).header.rcode == dnslib.RCODE.REFUSED
-        assert runtime.hosts(make_agent(), "127.0.0.1") == ["mixed.example", "127.0.0.1"]
+        for address in ("127.0.0.1", "10.0.2.2"):
+            assert runtime.hosts(make_agent(), address) == ["mixed.example", address]
         assert runtime.hosts(make_agent(), "10.0.0.1") == ["10.0.0.1"]
         assert runtime.hosts(make_agent("somebody else"), "127.0.0.1") == ["127.0.0.1"]
 

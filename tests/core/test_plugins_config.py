@@ -1,0 +1,303 @@
+"""Loading plugins, calling hooks, and agentfw.toml."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import agentfw.plugins
+import msgspec
+import pytest
+from agentfw import Agent, ConfigError, Denied, Destination, ExitReport, hookimpl
+from agentfw.config import Config, load_config
+from agentfw.errors import HookError, PluginError, UnknownPlugin
+from agentfw.plugins import PluginManager, available, load_plugins
+from agentfw.testing import make_agent
+
+from .support import async_test
+
+WHERE = Destination.make("tcp", "a.example", 1)
+AGENT = make_agent()
+GOOD = "[[credentials.rule]]\nhost = 'a.example'\nheader = 'x'\nvalue = 'y'\n\n"
+
+
+def manager(*plugins: object) -> PluginManager:
+    made = PluginManager()
+    for i, plugin in enumerate(plugins):
+        made.add(f"p{i}", plugin)
+    made.compile()
+    return made
+
+
+def write(directory: Path, text: str) -> Path:
+    file = directory / "agentfw.toml"
+    file.write_text(text)
+    return file
+
+
+# -- configuration
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "line", "message"),
+    [
+        ("[run]\nmemory = '1G'\nmemroy = '2G'\n", "run.memroy", 3, "unknown key"),
+        ("# x\n[run]\ntimeout = 'soon'\n", "run.timeout", 3, "expected `float | null`, got `str`"),
+        ("[policy]\nallow = ['a.example']\ndefault = 'maybe'\n", "policy.default", 3, "invalid enum value"),
+        ("[policy]\nallow = ['a.example', 5]\n", "policy.allow.1", 2, "expected `str`, got `int`"),
+        ("[policy]\nallow = ['a.example', 'b c']\n", "policy.allow.1", 2, "bad host"),
+        (GOOD + "[[credentials.rule]]\nhost = 'b.example'\nheadr = 'x'\n",
+         "credentials.rule.1.headr", 8, "unknown key"),
+        (GOOD + "[[credentials.rule]]\nhost = 'b.example'\n",
+         "credentials.rule.1", 6, "missing required field `header`"),
+        ("[[credentials.rule]]\nhost = 'a.example'\nheader = 'x'\nvalue = '${env:AGENTFW_TEST_MISSING}'\n",
+         "credentials.rule.0.value", 4, "AGENTFW_TEST_MISSING is not set"),
+        ("[run]\n\n[polcy]\nallow = []\n", "polcy", 3, "unknown table"),
+        ("memory = '1G'\n", "memory", 1, "unknown table"),
+        ("policy = 3\n", "policy", 1, "must be a table"),
+        ("[run]\nplugins = ['dns',\n", "", 3, "not TOML"),
+    ],
+)  # fmt: skip
+def test_mistakes_name_key_file_and_line(tmp_path: Path, text: str, key: str, line: int, message: str) -> None:
+    file = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load_plugins(["policy", "credentials", "native"], load_config(file))
+    error = caught.value
+    assert (error.key, error.file) == (key, str(file)) and message in str(error), str(error)
+    assert error.line == line or (key == "" and error.line in (2, 3)), str(error)
+    assert str(error).startswith(f"{file}:{error.line}: {key}") and "\n" not in str(error)
+
+
+def test_the_file_is_found_upward(tmp_path: Path) -> None:
+    write(tmp_path, "[run]\nmemory = '1G'\nenv = {A = 'b'}\n")
+    (tmp_path / "a/b").mkdir(parents=True)
+    assert load_config(directory=tmp_path / "a/b").run.memory == "1G"
+    assert load_config(directory=tmp_path / "a/b").run.env == {"A": "b"}
+    with pytest.raises(ConfigError, match="No such file"):
+        load_config(tmp_path / "none.toml")
+    assert Config().run.memory is None
+
+
+def test_tables_of_plugins_that_are_not_loaded_are_known(tmp_path: Path) -> None:
+    load_plugins(["policy"], load_config(write(tmp_path, "[native]\nttl = 5\n")))
+    with pytest.raises(ConfigError, match="mine"):
+        load_plugins(["policy"], load_config(write(tmp_path, "[mine]\n")))
+
+
+# -- loading
+
+
+def test_shipped_plugins_are_entry_points() -> None:
+    assert {"dns", "tls", "policy", "credentials", "native"} <= set(available())
+
+
+def test_unknown_plugins_are_named_with_the_known_ones() -> None:
+    with pytest.raises(UnknownPlugin) as caught:
+        load_plugins(["polcy"], Config())
+    assert "`polcy`" in str(caught.value) and "policy" in str(caught.value) and "\n" not in str(caught.value)
+
+
+MINE = """
+import msgspec
+from agentfw import Denied, hookimpl
+
+class Config(msgspec.Struct, forbid_unknown_fields=True):
+    word: str = "no"
+
+class Plugin:
+    config_type = Config
+
+    def __init__(self, config):
+        self.config = config
+
+    @hookimpl
+    def allow(self, destination):
+        raise Denied("mine", self.config.word)
+"""
+
+
+@async_test
+async def test_a_file_is_a_plugin(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(MINE)
+    loaded = load_plugins([str(file), "policy"], load_config(write(tmp_path, "[mine]\nword = 'never'\n")))
+    assert loaded.names == ["mine", "policy"] and loaded.hooks("mine") == ["allow"]
+    with pytest.raises(Denied) as caught:
+        await loaded.allow(AGENT, WHERE)
+    assert (caught.value.rule, caught.value.reason, caught.value.plugin) == ("mine", "never", "mine")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1", "no class `Plugin`"),
+        ("1/0", "does not import: ZeroDivisionError"),
+        ("class Plugin:\n    def __init__(self): raise KeyError('x')", "does not start: KeyError"),
+        ("from agentfw import hookimpl\nclass Plugin:\n    @hookimpl\n    def alow(self): pass", "alow"),
+        ("from agentfw import hookimpl\nclass Plugin:\n    @hookimpl\n    def allow(self, dest): pass", "dest"),
+        ("from agentfw import hookimpl\nclass Plugin:\n    @hookimpl(wrapper=True)\n    def allow(self): yield", "wrappers"),
+    ],
+)
+def test_broken_plugins_are_one_line(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text(text)
+    with pytest.raises(PluginError) as caught:
+        load_plugins([str(file)], Config())
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_missing_files_and_doubles(tmp_path: Path) -> None:
+    with pytest.raises(PluginError, match="does not exist"):
+        load_plugins([str(tmp_path / "none.py")], Config())
+    with pytest.raises(PluginError, match="twice"):
+        load_plugins(["policy", "policy"], Config())
+
+
+# -- calling
+
+
+class Answers:
+    """Implements what a test asks of it."""
+
+    def __init__(self, result: object = None, log: list[str] | None = None, name: str = "") -> None:
+        self.result = result
+        self.log = log if log is not None else []
+        self.name = name
+
+    def answer(self) -> object:
+        self.log.append(self.name)
+        if isinstance(self.result, BaseException):
+            raise self.result
+        return self.result
+
+
+class Sync(Answers):
+    @hookimpl
+    def allow(self) -> object:
+        return self.answer()
+
+    @hookimpl
+    def resolve(self, name: str) -> object:
+        return self.answer()
+
+    @hookimpl
+    def dial(self) -> object:
+        return self.answer()
+
+    @hookimpl
+    def connect(self) -> object:
+        return self.answer()
+
+    @hookimpl
+    def start(self, runtime: object) -> object:
+        return self.answer()
+
+    @hookimpl
+    def stop(self) -> object:
+        return self.answer()
+
+    @hookimpl
+    def exit(self, report: ExitReport) -> object:
+        return self.answer()
+
+    @hookimpl
+    def statistics(self) -> object:
+        return self.answer()
+
+
+class Later(Answers):
+    @hookimpl
+    async def resolve(self, name: str) -> object:
+        await asyncio.sleep(0)
+        return self.answer()
+
+
+class First(Answers):
+    @hookimpl(tryfirst=True)
+    def resolve(self) -> object:
+        return self.answer()
+
+
+@async_test
+async def test_order_and_first_result() -> None:
+    log: list[str] = []
+    made = manager(
+        Sync(None, log, "a"),
+        Later(None, log, "b"),
+        Later(b"reply", log, "c"),
+        Sync(b"not asked", log, "d"),
+        First(None, log, "e"),
+    )
+    assert await made.resolve(AGENT, "x", 1, b"") == b"reply"
+    assert log == ["e", "a", "b", "c"]
+    assert await manager().resolve(AGENT, "x", 1, b"") is None and manager().dial(AGENT, WHERE, "1.2.3.4") is None
+    assert not manager().implemented("resolve") and made.implemented("resolve")
+
+
+@async_test
+async def test_failing_hooks_name_plugin_and_hook() -> None:
+    for result, reason in ((RuntimeError("secret"), "RuntimeError"), ("text", "returned str"), (7, "returned int")):
+        made = manager(Sync(None), Sync(result))
+        for call in (made.allow(AGENT, WHERE), made.resolve(AGENT, "x", 1, b""), made.connect(AGENT, WHERE, None)):
+            with pytest.raises(HookError) as caught:
+                await call
+            assert caught.value.plugin == "p1" and str(caught.value).endswith(reason)
+        with pytest.raises(HookError):
+            made.dial(AGENT, WHERE, "1.2.3.4")
+    with pytest.raises(HookError, match="ValueError"):
+        await manager(Later(ValueError())).resolve(AGENT, "x", 1, b"")
+
+
+@async_test
+async def test_a_hook_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hangs:
+        @hookimpl
+        async def resolve(self) -> bytes:
+            await asyncio.sleep(100)
+            return b""
+
+    monkeypatch.setitem(agentfw.plugins.TIMEOUTS, "resolve", 0.05)
+    with pytest.raises(HookError, match=r"no answer within 0\.05 s"):
+        await manager(Hangs()).resolve(AGENT, "x", 1, b"")
+
+
+@async_test
+async def test_start_stops_at_an_error_and_stop_and_exit_do_not(caplog: pytest.LogCaptureFixture) -> None:
+    from agentfw.testing import make_runtime
+
+    class Named(Sync):
+        pass
+
+    log: list[str] = []
+    good, bad = Named(None, log, "good"), Sync(ConfigError("x", "is wrong"), log, "bad")
+    runtime = make_runtime(good, bad)
+    with pytest.raises(ConfigError):
+        await runtime.start()
+    assert log == ["good", "bad", "bad", "good"], "both started, both stopped although one fails"
+    log.clear()
+    with caplog.at_level(logging.CRITICAL):
+        runtime.agent_exited(Agent("1", "x"), ExitReport("code"))
+    assert log == ["good", "bad"]
+
+
+def test_statistics_are_merged() -> None:
+    made = manager(Sync({"hits": 1}), Sync({"hits": 2}), Sync(RuntimeError()), Sync(None))
+    assert made.statistics() == {"p0.hits": 1, "p1.hits": 2}
+
+
+def test_the_public_names_are_there() -> None:
+    import agentfw
+
+    for name in agentfw.__all__:
+        assert getattr(agentfw, name) is not None
+    with pytest.raises(AttributeError):
+        _ = agentfw.nonsense
+
+
+def test_config_types_are_not_coerced() -> None:
+    class Table(msgspec.Struct, forbid_unknown_fields=True):
+        number: int = 0
+
+    with pytest.raises(ConfigError, match="expected `int`, got `str`"):
+        Config({"t": {"number": "5"}}).plugin("t", Table)
