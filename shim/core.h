@@ -64,6 +64,7 @@ extern u32 ring_used;                /* this syscall has rung the ring */
 void context_switch(u64 *save_sp, u64 new_sp);
 void entry_site(void);
 void thread_first(void);
+void fail(s64 result) __attribute__((noreturn));      /* the current syscall ends with this, from any depth */
 static inline struct frame *user_frame(void) { return (struct frame *)(kstack_top - sizeof(struct frame)); }
 static inline void xsave(void *area)
 {
@@ -96,9 +97,10 @@ void ring_out_wait(u64 deadline);
 /* mm.c, region.c */
 void mm_init(void);
 extern u32 mm_used, mm_peak;         /* pages of accessible anonymous memory handed out, and the most there was */
-s64 get_user(void *to, u64 from, u64 n);             /* 0 or -EFAULT */
-s64 put_user(u64 to, const void *from, u64 n);
-s64 put_user_word(u64 to, u64 value);                /* 8 bytes */
+/* For syscalls that hold nothing: a bad pointer ends the call with EFAULT there and then (fail()). copy_out: 0 */
+void copy_in(void *to, u64 from, u64 n);
+s64 copy_out(u64 to, const void *from, u64 n);
+s64 copy_out_word(u64 to, u64 value);                /* 8 bytes */
 
 /* futex.c */
 u64 futex_wake(u64 addr, u64 n, u32 bitset);

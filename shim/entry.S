@@ -21,7 +21,7 @@
 
     .section .entry, "ax"
     .globl shim_init, entry_site, entry_lstar, entry_upcall, entry_cpuid, entry_xgetbv, thread_first, context_switch
-    .globl memcpy, memset, memmove, memcmp
+    .globl fail, memcpy, memset, memmove, memcmp
 
 /* A rewritten site: RCX = return address, all else the user's. */
 entry_site:
@@ -39,9 +39,14 @@ saved_return:
     incq CTL_N_LOCAL
     movl $0, ring_used
     mov %r10, %rcx
-    cmp $SYSCALLS, %eax
+    cmp $GAP_START, %eax
+    jb 4f
+    sub $GAP, %eax                   /* numbers that no call has */
+    cmp $GAP_START, %eax
+    jb 1f
+    cmp $SYSCALLS - GAP, %eax
     jae 1f
-    mov %eax, %eax
+4:  mov %eax, %eax
     movzwl syscall_table(,%rax,2), %eax
     add $BLOB, %eax
     call *%rax
@@ -65,6 +70,10 @@ saved_return:
     jmp *%rcx
 1:  call sys_enosys
     jmp 2b
+fail:
+    mov kstack_top, %rsp
+    sub $F_SIZE, %rsp
+    mov %rdi, F_RAX(%rsp)
 3:  mov %rsp, %rdi
     call syscall_slow
 full_exit:

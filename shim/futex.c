@@ -84,37 +84,8 @@ static s64 futex_requeue(u64 from, u64 to, u64 n_wake, u64 n_move)
     return done;
 }
 
-static s64 futex_wake_op(u64 addr1, u64 addr2, u64 n1, u64 n2, u32 code)
-{
-    volatile u32 *p = &AT(volatile u32, addr2);
-    u32 arg = (u32)((s32)(code << 8) >> 20), compare = (u32)((s32)(code << 20) >> 20), old = *p;
-    if (code >> 31)
-        arg = 1u << (arg & 31);
-    switch (code >> 28 & 7) {
-    case 0: *p = arg; break;
-    case 1: *p = old + arg; break;
-    case 2: *p = old | arg; break;
-    case 3: *p = old & ~arg; break;
-    case 4: *p = old ^ arg; break;
-    default: return -ENOSYS;
-    }
-    s64 done = (s64)futex_wake(addr1, n1, ~0u);
-    s32 a = (s32)old, b = (s32)compare;
-    int yes;
-    switch (code >> 24 & 15) {
-    case 0: yes = a == b; break;
-    case 1: yes = a != b; break;
-    case 2: yes = a < b; break;
-    case 3: yes = a <= b; break;
-    case 4: yes = a > b; break;
-    case 5: yes = a >= b; break;
-    default: return -ENOSYS;
-    }
-    return yes ? done + (s64)futex_wake(addr2, n2, ~0u) : done;
-}
-
-enum { WAIT = 0, WAKE = 1, REQUEUE = 3, CMP_REQUEUE = 4, WAKE_OP = 5, WAIT_BITSET = 9, WAKE_BITSET = 10 };
-#define SERVED 0x63b                 /* bits of those */
+enum { WAIT = 0, WAKE = 1, REQUEUE = 3, CMP_REQUEUE = 4, WAIT_BITSET = 9, WAKE_BITSET = 10 };
+#define SERVED 0x61b                 /* bits of those; not WAKE_OP and the ones with priority inheritance: no C library needs them */
 #define CLOCK_REALTIME_FLAG 256
 #define PRIVATE_FLAG 128
 
@@ -123,7 +94,7 @@ s64 sys_futex(u64 addr, u64 op, u64 value, u64 timeout, u64 addr2, u64 value3)
     u32 command = (u32)op & ~(CLOCK_REALTIME_FLAG | PRIVATE_FLAG);
     u64 deadline = NEVER;
     if (command > WAKE_BITSET || !(SERVED >> command & 1))
-        return -ENOSYS;              /* priority inheritance: nobody has priorities here */
+        return -ENOSYS;
     if (addr & 3)
         return -EINVAL;
     if (!user_ok(addr, 4, 0))
@@ -148,10 +119,6 @@ s64 sys_futex(u64 addr, u64 op, u64 value, u64 timeout, u64 addr2, u64 value3)
     }
     if (addr2 & 3)
         return -EINVAL;
-    if (!user_ok(addr2, 4, command == WAKE_OP))
-        return -EFAULT;
-    if (command == WAKE_OP)
-        return futex_wake_op(addr, addr2, (u32)value, (u32)timeout, (u32)value3);
     if (command == CMP_REQUEUE && AT(volatile u32, addr) != (u32)value3)
         return -EAGAIN;
     return futex_requeue(addr, addr2, (u32)value, (u32)timeout);
@@ -178,9 +145,11 @@ void futex_robust(struct thread *t)
 {
     struct { u64 entry, offset, pending; } h;
     u64 next;
-    if (!t->robust_list || get_user(&h, t->robust_list, sizeof h))
+    if (!t->robust_list || !user_ok(t->robust_list, sizeof h, 0))
         return;
-    for (int i = 0; i < 2048 && (h.entry & ~1ul) != t->robust_list && !get_user(&next, h.entry & ~1ul, 8); i++) {
+    memcpy(&h, (void *)t->robust_list, sizeof h);
+    for (int i = 0; i < 2048 && (h.entry & ~1ul) != t->robust_list && user_ok(h.entry & ~1ul, 8, 0); i++) {
+        next = AT(u64, h.entry & ~1ul);
         if (h.entry != h.pending)
             robust_one(h.entry + h.offset, t);
         h.entry = next;
@@ -195,12 +164,4 @@ s64 sys_set_robust_list(u64 head, u64 size)
         return -EINVAL;
     current->robust_list = head;
     return 0;
-}
-
-s64 sys_get_robust_list(u64 tid, u64 head, u64 size)
-{
-    struct thread *t = tid ? find_thread(tid) : current;
-    if (!t)
-        return -ESRCH;
-    return put_user_word(head, t->robust_list) | put_user_word(size, 24);
 }

@@ -29,7 +29,7 @@ s64 sys_setid(u64 id)
 
 static s64 put_u32(u64 to, u32 value)
 {
-    return put_user(to, &value, 4);
+    return copy_out(to, &value, 4);
 }
 
 s64 sys_getresid(u64 a, u64 b, u64 c)
@@ -40,14 +40,13 @@ s64 sys_getresid(u64 a, u64 b, u64 c)
 s64 sys_uname(u64 out)
 {
     static const char text[] = "Linux\0agent\0" "6.1.0-agentfw\0#1 agentfw\0x86_64\0(none)";
-    if (!user_ok(out, 6 * 65, 1))
-        return -EFAULT;
-    memset((void *)out, 0, 6 * 65);
     const char *p = text;
+    char u[6][65];
+    memset(u, 0, sizeof u);
     for (int i = 0; i < 6; i++)
-        for (u64 at = out + (u64)i * 65; (AT(char, at++) = *p++);)
+        for (char *to = u[i]; (*to++ = *p++);)
             ;
-    return 0;
+    return copy_out(out, u, sizeof u);
 }
 
 /* ---- limits ---- */
@@ -78,10 +77,10 @@ s64 sys_prlimit64(u64 pid, u64 which, u64 new, u64 old)
         return -ESRCH;
     if (which >= RLIMITS)
         return -EINVAL;
-    if (new && get_user(l, new, sizeof l))
-        return -EFAULT;
-    if (old && put_user(old, &limits[which], sizeof l))
-        return -EFAULT;
+    if (new)
+        copy_in(l, new, sizeof l);
+    if (old)
+        copy_out(old, &limits[which], sizeof l);
     if (!new)
         return 0;
     if (l[0] > l[1])
@@ -108,7 +107,7 @@ s64 sys_sysinfo(u64 out)
         .uptime = now_mono() / 1000000000, .total = CTL->memory_limit, .processes = 1, .unit = 1};
     i.free = i.total - mm_used * PAGE;
     _Static_assert(sizeof i == 112, "struct sysinfo");
-    return put_user(out, &i, sizeof i);
+    return copy_out(out, &i, sizeof i);
 }
 
 /* ---- scheduling: one CPU, one policy ---- */
@@ -124,7 +123,8 @@ s64 sys_sched_getaffinity(u64 pid, u64 size, u64 out)
         return -ESRCH;
     if (size < 8 || size % 8)
         return -EINVAL;
-    return put_user_word(out, 1) ? -EFAULT : 8;
+    copy_out_word(out, 1);
+    return 8;
 }
 
 s64 sys_sched_getparam(u64 pid, u64 out)
@@ -154,7 +154,7 @@ s64 sys_prctl(u64 option, u64 a)
     const u64 fine = yes | BIT(SET_PDEATHSIG) | BIT(SET_DUMPABLE) | BIT(GET_KEEPCAPS) | BIT(CAPBSET_READ) | BIT(SET_TIMERSLACK) |
                      BIT(SET_NO_NEW_PRIVS);
     if (option == GET_NAME)
-        return put_user(a, current->name, 16);
+        return copy_out(a, current->name, 16);
     if (option == SET_NAME) {
         s64 n = user_strlen(a, 15);
         if (n == -EFAULT)
@@ -178,9 +178,9 @@ s64 sys_arch_prctl(u64 code, u64 a)
         set_fs(a);
         return 0;
     case 0x1003:
-        return put_user_word(a, get_fs());
+        return copy_out_word(a, get_fs());
     case 0x1004:
-        return put_user_word(a, get_gs());
+        return copy_out_word(a, get_gs());
     }
     return -EINVAL;
 }
@@ -194,8 +194,8 @@ s64 sys_personality(u64 persona)
 s64 sys_capget(u64 header, u64 data)
 {
     static const u64 none[3];
-    s64 r = put_u32(header, 0x20080522);
-    return r || !data ? r : put_user(data, none, sizeof none);
+    put_u32(header, 0x20080522);
+    return data ? copy_out(data, none, sizeof none) : 0;
 }
 
 /* One vCPU: between two instructions of a thread all others have always seen every barrier. */

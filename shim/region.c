@@ -147,25 +147,24 @@ int user_ok(u64 addr, u64 len, int write)
     return region_covered(PAGE_OF(addr), PAGES(addr + len), write ? PROT_W : PROT_R);
 }
 
-s64 get_user(void *to, u64 from, u64 n)
+void copy_in(void *to, u64 from, u64 n)
 {
     if (!user_ok(from, n, 0))
-        return -EFAULT;
+        fail(-EFAULT);
     memcpy(to, (void *)from, n);
-    return 0;
 }
 
-s64 put_user(u64 to, const void *from, u64 n)
+s64 copy_out(u64 to, const void *from, u64 n)
 {
     if (!user_ok(to, n, 1))
-        return -EFAULT;
+        fail(-EFAULT);
     memcpy((void *)to, from, n);
     return 0;
 }
 
-s64 put_user_word(u64 to, u64 value)
+s64 copy_out_word(u64 to, u64 value)
 {
-    return put_user(to, &value, 8);
+    return copy_out(to, &value, 8);
 }
 
 s64 user_strlen(u64 addr, u64 max)

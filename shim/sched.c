@@ -377,8 +377,7 @@ s64 sys_clone3(u64 args, u64 size)
     struct { u64 flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls; } a;
     if (size < sizeof a)
         return -EINVAL;
-    if (get_user(&a, args, sizeof a))
-        return -EFAULT;
+    copy_in(&a, args, sizeof a);
     return clone(a.flags, a.stack ? a.stack + a.stack_size : 0, a.parent_tid, a.child_tid, a.tls);
 }
 

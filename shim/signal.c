@@ -192,8 +192,10 @@ s64 sys_rt_sigaction(u64 sig, u64 new, u64 old, u64 size)
     if (sig - 1 > 63 || size != 8 || (new && (SIGSET(sig) & UNMASKABLE)))
         return -EINVAL;
     struct action *mine = &actions[sig - 1];
-    if ((new && get_user(&a, new, sizeof a)) || (old && put_user(old, mine, sizeof a)))
-        return -EFAULT;
+    if (new)
+        copy_in(&a, new, sizeof a);
+    if (old)
+        copy_out(old, mine, sizeof a);
     if (!new)
         return 0;
     *mine = a;
@@ -211,8 +213,10 @@ s64 sys_rt_sigprocmask(u64 how, u64 new, u64 old, u64 size)
     u64 m, before = current->mask;
     if (size != 8 || (new && how > 2))
         return -EINVAL;
-    if ((new && get_user(&m, new, 8)) || (old && put_user_word(old, before)))
-        return -EFAULT;
+    if (new)
+        copy_in(&m, new, 8);
+    if (old)
+        copy_out_word(old, before);
     if (new) {
         current->mask = (how == 0 ? before | m : how == 1 ? before & ~m : m) & ~UNMASKABLE;
         signals_recalc();
@@ -223,7 +227,7 @@ s64 sys_rt_sigprocmask(u64 how, u64 new, u64 old, u64 size)
 s64 sys_rt_sigpending(u64 out, u64 size)
 {
     u64 set = (current->pending.set | shared.set) & current->mask;
-    return size > 8 ? -EINVAL : put_user(out, &set, size);
+    return size > 8 ? -EINVAL : copy_out(out, &set, size);
 }
 
 s64 sys_pause(void)
@@ -238,8 +242,7 @@ s64 sys_rt_sigsuspend(u64 set, u64 size)
     u64 m;
     if (size != 8)
         return -EINVAL;
-    if (get_user(&m, set, 8))
-        return -EFAULT;
+    copy_in(&m, set, 8);
     current->saved_mask = current->mask;
     current->mask = m & ~UNMASKABLE;
     current->have_saved_mask = 1;    /* until the handler returns */
@@ -254,7 +257,8 @@ s64 sys_rt_sigtimedwait(u64 set, u64 out, u64 timeout, u64 size)
     u64 deadline = NEVER, ns, want;
     if (size != 8)
         return -EINVAL;
-    if (get_user(&want, set, 8) || (out && !user_ok(out, 128, 1)))
+    copy_in(&want, set, 8);
+    if (out && !user_ok(out, 128, 1))
         return -EFAULT;
     want &= ~UNMASKABLE;
     if (timeout) {
@@ -310,8 +314,7 @@ s64 sys_tgkill(u64 pid, u64 tid, u64 sig)
 static s64 queueinfo(struct thread *t, u64 sig, u64 info)
 {
     u64 i[4];
-    if (get_user(i, info, sizeof i))
-        return -EFAULT;
+    copy_in(i, info, sizeof i);
     return post(t, sig, (s32)i[1], i[2], i[3]);
 }
 
@@ -361,7 +364,7 @@ s64 sys_getitimer(u64 which, u64 out)
 {
     u64 left = timer_left();
     u64 t[4] = {timer_every / 1000000000, timer_every % 1000000000 / 1000, left / 1000000000, left % 1000000000 / 1000};
-    return which ? -EINVAL : put_user(out, t, sizeof t);
+    return which ? -EINVAL : copy_out(out, t, sizeof t);
 }
 
 s64 sys_setitimer(u64 which, u64 new, u64 old)

@@ -19,7 +19,9 @@ syscall_table:
     .endm
     .set i, 0
     .rept SYSCALLS
+    .if i < GAP_START || i >= GAP_START + GAP
     entry %i
+    .endif
     .set i, i + 1
     .endr
     .section .note.GNU-stack, "", @progbits

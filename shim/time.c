@@ -40,8 +40,9 @@ u64 cpu_time(void)
 static s64 read_pair(u64 user, u64 unit, u64 *ns)
 {
     u64 t[2];
-    if (get_user(t, user, sizeof t))
+    if (!user_ok(user, sizeof t, 0)) /* (used by calls that hold things) */
         return -EFAULT;
+    memcpy(t, (void *)user, sizeof t);
     if ((s64)t[0] < 0 || t[1] >= BILLION / unit)
         return -EINVAL;
     *ns = t[0] >> 33 ? NEVER : t[0] * BILLION + t[1] * unit;
@@ -61,7 +62,7 @@ s64 read_timeval(u64 user, u64 *ns)
 static s64 write_pair(u64 user, u64 ns, u32 unit)
 {
     u64 t[2] = {ns / BILLION, ns % BILLION / unit};
-    return put_user(user, t, sizeof t);
+    return copy_out(user, t, sizeof t);
 }
 
 enum { REALTIME, MONOTONIC, PROCESS_CPUTIME, THREAD_CPUTIME, MONOTONIC_RAW, REALTIME_COARSE, MONOTONIC_COARSE, BOOTTIME, CLOCK_TAI = 11 };
@@ -106,15 +107,17 @@ s64 sys_clock_getres(u64 id, u64 out)
 
 s64 sys_gettimeofday(u64 tv, u64 tz)
 {
-    if (tz && put_user_word(tz, 0))
-        return -EFAULT;
+    if (tz)
+        copy_out_word(tz, 0);
     return tv ? write_pair(tv, now_real(), 1000) : 0;
 }
 
 s64 sys_time(u64 out)
 {
     u64 t = now_real() / BILLION;
-    return out && put_user_word(out, t) ? -EFAULT : (s64)t;
+    if (out)
+        copy_out_word(out, t);
+    return (s64)t;
 }
 
 static s64 sleep_until(u64 deadline, u64 remaining)
@@ -126,9 +129,7 @@ static s64 sleep_until(u64 deadline, u64 remaining)
         return 0;
     if (remaining) {
         u64 now = now_mono();
-        s64 e = write_pair(remaining, deadline > now ? deadline - now : 0, 1);
-        if (e)
-            return e;
+        write_pair(remaining, deadline > now ? deadline - now : 0, 1);
     }
     return -EINTR;
 }
@@ -160,7 +161,9 @@ s64 sys_nanosleep(u64 request, u64 remaining)
 s64 sys_times(u64 out)
 {
     u64 t[4] = {cpu_time() / TICK};
-    return out && put_user(out, t, sizeof t) ? -EFAULT : (s64)(now_mono() / TICK);
+    if (out)
+        copy_out(out, t, sizeof t);
+    return (s64)(now_mono() / TICK);
 }
 
 s64 sys_getrusage(u64 who, u64 out)
@@ -177,5 +180,5 @@ s64 sys_getrusage(u64 who, u64 out)
         u[4] = mm_peak * (PAGE / 1024);
         u[16] = CTL->n_switch;       /* voluntary context switches */
     }
-    return put_user(out, u, sizeof u);
+    return copy_out(out, u, sizeof u);
 }
