@@ -34,25 +34,25 @@ struct pending {
 };
 
 enum { READY, RUNNING, BLOCKED, GONE };
-struct thread {
+struct thread {                      /* what is used most lies in the first 128 bytes: shorter code */
     struct thread *run_next;         /* run queue */
-    struct thread *next, **prev;     /* all threads */
+    u64 mask, sigwait, saved_mask;
+    struct pending pending;
     struct thread *sleep_next, **sleep_prev;   /* by deadline; sleep_prev = 0: not in it */
     u64 deadline;
-    u64 stack_pointer, stack_top;    /* shim stack: saved while switched away; its top (= 8 mod 16) */
-    u64 fs, gs;
-    u8 *xsave;
     int result;                      /* of block() */
+    u32 tid;
     u8 state;
     u8 woken;                        /* wake() came before block() */
     u8 have_saved_mask;
     u8 on_upcall;                    /* contexts of this thread that an upcall stopped, counted in ctl.preempted */
-    u32 tid;
-    u64 clear_tid, robust_list;
-    u64 mask, saved_mask, sigwait;
-    struct pending pending;
-    u64 alt_sp, alt_size;
     u32 alt_flags;
+    u64 alt_sp, alt_size;
+    u8 *xsave;
+    u64 stack_pointer, stack_top;    /* shim stack: saved while switched away; its top (= 8 mod 16) */
+    struct thread *next, **prev;     /* all threads */
+    u64 fs, gs;
+    u64 clear_tid, robust_list;
     u64 cpu_ns;
     char name[16];
 };

@@ -19,7 +19,7 @@ static int committed(page p)
     return chunks[c / 64] >> c % 64 & 1;
 }
 
-static s64 host(u16 op, page start, page end, u64 arg)
+static s64 host(u32 op, page start, page end, u64 arg)
 {
     return ring_call(op, ADDRESS(start), ADDRESS(end - start), arg, 0, 0, 0);
 }
@@ -44,13 +44,14 @@ static s64 commit(page start, page end)
 /* PROT_NONE in committed chunks becomes so for the host, too: with the next exit. From here on A_LAZY means uncommitted. */
 static void flush(void)
 {
-    u32 i;
-    if (!lazy || region_room())
+    struct region *r;
+    if (!lazy)
         return;
     lazy = 0;
-    for (page s = 0, e; (i = region_piece(&s, SPACE_PAGES)) != NO_REGION; s = e) {
-        e = regions[i].end;
-        if (!(regions[i].attr & A_LAZY))
+    for (page s = 0, e; !region_room() && (r = region_at(s))->start < SPACE_PAGES; s = e) {
+        s = r->start;
+        e = r->end;
+        if (!(r->attr & A_LAZY))
             continue;
         int open = committed(s);
         page stop = s;
@@ -58,16 +59,14 @@ static void flush(void)
             stop = (stop / CHUNK + 1) * CHUNK;
         while (stop < e && committed(stop) == open);
         if (stop < e) {
-            region_cut(stop);
+            r = region_cut(stop) - 1;
             e = stop;
         }
         if (open) {
-            regions[i].attr ^= A_LAZY | A_PROT;
+            r->attr ^= A_LAZY | A_PROT;
             ring_post(AFW_OP_PROTECT, ADDRESS(s), ADDRESS(e - s), 0, 0, 0, 0);
             told = CTL->sq_tail;
         }
-        if (region_room())
-            break;
     }
 }
 
@@ -83,10 +82,11 @@ static s64 settle(s64 result)
 /* What is in [start, end), which nobody maps, becomes as fresh memory is. */
 static s64 clean(page start, page end)
 {
-    u32 i;
-    for (page s = start, e; (i = region_piece(&s, end)) != NO_REGION; s = e) {
-        e = regions[i].end;
-        if (!(regions[i].attr & (A_FILE | A_PROT)) && e - s <= ZERO_BY_HOST)
+    struct region *r;
+    for (page s = start, e; (r = region_piece(s, end)); s = e) {
+        s = r->start;
+        e = r->end;
+        if (!(r->attr & (A_FILE | A_PROT)) && e - s <= ZERO_BY_HOST)
             memset((void *)ADDRESS(s), 0, ADDRESS(e - s));
         else if (host(AFW_OP_ZERO, s, e, 0) < 0)
             return -ENOMEM;
@@ -97,10 +97,11 @@ static s64 clean(page start, page end)
 
 void mm_release(page start, page end)
 {
-    u32 i;
-    for (page s = start, e; (i = region_piece(&s, end)) != NO_REGION; s = e) {
-        e = regions[i].end;
-        u32 a = regions[i].attr, left = (a & (A_FILE | A_PROT)) | A_DIRTY;
+    struct region *r;
+    for (page s = start, e; (r = region_piece(s, end)); s = e) {
+        s = r->start;
+        e = r->end;
+        u32 a = r->attr, left = (a & (A_FILE | A_PROT)) | A_DIRTY;
         if (!(a & A_MAP))
             continue;
         if ((a & A_LAZY) || (e - s >= GIVE_BACK && host(AFW_OP_ZERO, s, e, 0) >= 0))
@@ -146,8 +147,8 @@ static s64 user_range(u64 addr, u64 len, page *start, page *end)
     *end = *start + PAGES(len);
     if (addr % PAGE || addr < AFW_IMAGE || addr >= AFW_SPACE_END || len > AFW_SPACE_END || !len || *end > SPACE_PAGES || region_room())
         return -EINVAL;
-    for (u32 i = region_at(*start); i < n_regions && regions[i].start < *end; i++)
-        if (regions[i].attr & A_KERNEL)
+    for (struct region *r = region_at(*start); r->start < *end; r++)
+        if (r->attr & A_KERNEL)
             return -EINVAL;
     return 0;
 }
@@ -221,7 +222,8 @@ s64 sys_munmap(u64 addr, u64 len)
 s64 sys_mprotect(u64 addr, u64 len, u64 prot)
 {
     page start, end;
-    u32 i, more = 0;
+    u32 more = 0;
+    struct region *p;
     if (prot & ~(u64)PROT_ALL)
         return -EINVAL;
     s64 r = user_range(addr, len, &start, &end);
@@ -230,17 +232,17 @@ s64 sys_mprotect(u64 addr, u64 len, u64 prot)
     if (!region_covered(start, end, 0))
         return -ENOMEM;
     if (prot) {
-        for (page s = start; (i = region_piece(&s, end)) != NO_REGION; s = regions[i].end)
-            if (!(regions[i].attr & (PROT_ALL | A_FILE)))
-                more += regions[i].end - s;
+        for (page s = start; (p = region_piece(s, end)); s = p->end)
+            if (!(p->attr & (PROT_ALL | A_FILE)))
+                more += p->end - p->start;
         if (mm_used + more > PAGE_OF(CTL->memory_limit) || commit(start, end))
             return -ENOMEM;
         flush();
     }
     r = 0;
-    for (page s = start, e; r >= 0 && (i = region_piece(&s, end)) != NO_REGION; s = e) {
-        e = regions[i].end;
-        u32 a = regions[i].attr;
+    for (page s = start, e; r >= 0 && (p = region_piece(s, end)); s = e) {
+        e = p->end;
+        u32 a = p->attr;
         if (a & A_LAZY)              /* prot is 0 then, too */
             continue;
         if ((prot & PROT_X) || (a & A_FILE) || (a & A_PROT ? (a & PROT_ALL) != prot : !(prot & PROT_W)))
@@ -257,7 +259,7 @@ s64 sys_mprotect(u64 addr, u64 len, u64 prot)
 s64 sys_madvise(u64 addr, u64 len, u64 advice)
 {
     page start, end;
-    u32 i;
+    struct region *p;
     if (advice > 21 || !(MADV_KNOWN >> advice & 1))
         return -EINVAL;
     s64 r = user_range(addr, len, &start, &end);
@@ -267,9 +269,9 @@ s64 sys_madvise(u64 addr, u64 len, u64 advice)
         return -ENOMEM;
     if (advice != MADV_DONTNEED)
         return 0;                    /* hints; MADV_FREE may keep the pages */
-    for (page s = start, e; r >= 0 && (i = region_piece(&s, end)) != NO_REGION; s = e) {
-        e = regions[i].end;
-        u32 a = regions[i].attr;
+    for (page s = start, e; r >= 0 && (p = region_piece(s, end)); s = e) {
+        e = p->end;
+        u32 a = p->attr;
         if (a & (A_FILE | A_LAZY | A_SHARED))    /* a file's private pages keep what was written: the handle to read it again is gone */
             continue;
         if (!(a & A_PROT) && e - s <= 16)
@@ -292,8 +294,9 @@ s64 sys_mremap(u64 addr, u64 old_len, u64 new_len, u64 flags, u64 new_addr)
     s64 r = user_range(addr, old_len, &start, &end);
     if (r || !new_len || flags > 3 || flags == MREMAP_FIXED)
         return -EINVAL;
-    u32 i = region_at(start), attr = regions[i].attr & ~(u32)(A_PROT | A_LAZY);
-    if (!region_covered(start, end, 0) || regions[i].end < end)
+    struct region *p = region_at(start);
+    u32 attr = p->attr & ~(u32)(A_PROT | A_LAZY);
+    if (!region_covered(start, end, 0) || p->end < end)
         return -EFAULT;
     if (new_len > AFW_SPACE_END)
         return -ENOMEM;
@@ -360,6 +363,7 @@ s64 sys_mincore(u64 addr, u64 len, u64 out)
 
 void mm_init(void)
 {
+    region_init();
     brk_end = CTL->brk_start;
     for (page p = 0; p < PAGE_OF(CTL->commit_end); p += CHUNK)
         chunks[p / CHUNK / 64] |= 1ull << p / CHUNK % 64;

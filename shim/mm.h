@@ -25,22 +25,19 @@ struct region {
     page start, end;
     u32 attr;                        /* PROT_*, A_*; pages in no region are free and as fresh memory is */
 };
-extern struct region *regions;
-extern u32 n_regions;
 
-u32 region_at(page p);               /* first one that ends above p, or n_regions */
-u32 region_cut(page p);              /* makes a border at p; first one that starts at or above p */
+/* A region is found by region_at() and good until the table changes: by the calls below, kalloc() and whatever rings the host.
+ * The last one of the table is a sentinel: starts and ends at ~0. */
+struct region *region_at(page p);    /* first one that ends above p */
+struct region *region_cut(page p);   /* makes a border at p; first one that starts at or above p */
+struct region *region_piece(page s, page end);       /* first one in [s, end), cut to it; 0: none */
 void region_set(page start, page end, u32 attr);     /* the range becomes one region (attr 0: none); merges with neighbours */
-void region_change(u32 i, u32 attr);                 /* in place; region_merge() when through with the range */
+void region_change(struct region *r, u32 attr);      /* in place; region_merge() when through with the range */
 void region_merge(page start, page end);
 int region_room(void);               /* room for the splits of one call: 0 or -ENOMEM */
 page find_gap(page size, page from, page end);       /* lowest unmapped range, 0 */
 int region_covered(page start, page end, u32 attr);  /* all of it mapped, with these attributes */
-
-/* Walks the regions in [s, end), cut to it: `for (page s = start, e; (i = region_piece(&s, end)) != NO_REGION; s = e) e = regions[i].end`.
- * The table may change in the loop. */
-#define NO_REGION (~0u)
-u32 region_piece(page *s, page end);
+void region_init(void);
 
 void mm_release(page start, page end);               /* unmap */
 page kpages(page n);                 /* zeroed pages for the shim, 0 */

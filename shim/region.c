@@ -4,23 +4,26 @@
 #define FIRST 2048
 #define SPARE 16                     /* entries that one call may need beyond what region_room() saw */
 static struct region first_table[FIRST];
-struct region *regions = first_table;
-u32 n_regions;
-static u32 capacity = FIRST;
+static struct region *regions = first_table;
+static struct region *last = first_table;            /* found: programs work where they worked */
+static u32 n_regions = 1, capacity = FIRST;          /* the sentinel counts */
 u32 mm_used, mm_peak;
+
+void region_init(void)
+{
+    regions[0].start = regions[0].end = ~0u;
+}
 
 static u32 counted(const struct region *r)
 {
     return (r->attr & (A_MAP | A_FILE)) == A_MAP && (r->attr & PROT_ALL) ? r->end - r->start : 0;
 }
 
-u32 region_at(page p)
+struct region *region_at(page p)
 {
-    static u32 last;                 /* programs work where they worked */
-    u32 lo = last, hi = n_regions;
-    if (lo < hi && regions[lo].start <= p && p < regions[lo].end)
-        return lo;
-    lo = 0;
+    if (last->start <= p && p < last->end && last < regions + n_regions)
+        return last;
+    u32 lo = 0, hi = n_regions - 1;
     while (lo < hi) {
         u32 mid = (lo + hi) / 2;
         if (regions[mid].end > p)
@@ -28,53 +31,51 @@ u32 region_at(page p)
         else
             lo = mid + 1;
     }
-    last = lo;
-    return lo;
+    return last = regions + lo;
 }
 
-static void move(u32 to, u32 from)   /* the tail of the table */
+static void move(struct region *to, struct region *from)     /* the tail of the table */
 {
-    if (n_regions + to - from > capacity)
+    u32 n = n_regions + (u32)(to - from);
+    if (n > capacity)
         PANIC(5);
-    memmove(&regions[to], &regions[from], (n_regions - from) * sizeof *regions);
-    n_regions += to - from;
+    memmove(to, from, (u64)((u8 *)(regions + n_regions) - (u8 *)from));
+    n_regions = n;
 }
 
-u32 region_cut(page p)
+struct region *region_cut(page p)
 {
-    u32 i = region_at(p);
-    if (i == n_regions || regions[i].start >= p)
-        return i;
-    move(i + 1, i);
-    regions[i].end = p;
-    regions[i + 1].start = p;
-    return i + 1;
+    struct region *r = region_at(p);
+    if (r->start >= p)
+        return r;
+    move(r + 1, r);
+    r->end = p;
+    r[1].start = p;
+    return r + 1;
 }
 
-u32 region_piece(page *s, page end)
+struct region *region_piece(page s, page end)
 {
-    u32 i = region_cut(*s);
-    if (i == n_regions || regions[i].start >= end)
-        return NO_REGION;
-    *s = regions[i].start;
+    struct region *r = region_cut(s);
+    if (r->start >= end)
+        return 0;
     region_cut(end);
-    return i;
+    return r;
 }
 
 void region_merge(page start, page end)
 {
-    u32 to = region_at(start);
-    if (to)
+    struct region *to = region_at(start), *from;
+    if (to != regions)
         to--;
-    u32 from = to;
-    for (; from < n_regions && regions[from].start <= end; from++) {
-        struct region r = regions[from];
+    for (from = to; from->start <= end; from++) {
+        struct region r = *from;
         if (!r.attr)
             continue;
-        if (to && regions[to - 1].end == r.start && regions[to - 1].attr == r.attr)
-            regions[to - 1].end = r.end;
+        if (to != regions && to[-1].end == r.start && to[-1].attr == r.attr)
+            to[-1].end = r.end;
         else
-            regions[to++] = r;
+            *to++ = r;
     }
     move(to, from);
     if (mm_used > mm_peak)
@@ -82,21 +83,24 @@ void region_merge(page start, page end)
     CTL->committed_pages = mm_used;
 }
 
-void region_change(u32 i, u32 attr)
+void region_change(struct region *r, u32 attr)
 {
-    mm_used -= counted(&regions[i]);
-    regions[i].attr = attr;
-    mm_used += counted(&regions[i]);
+    mm_used -= counted(r);
+    r->attr = attr;
+    mm_used += counted(r);
 }
 
 void region_set(page start, page end, u32 attr)
 {
-    u32 i = region_cut(start), j = region_cut(end);
-    for (u32 k = i; k < j; k++)
-        region_change(k, 0);
-    move(i + 1, j);
-    regions[i] = (struct region){start, end, 0};
-    region_change(i, attr);
+    region_cut(end);
+    struct region *r = region_cut(start), *after = r;
+    for (; after->start < end; after++)
+        region_change(after, 0);
+    move(r + 1, after);
+    r->start = start;
+    r->end = end;
+    r->attr = 0;
+    region_change(r, attr);
     region_merge(start, end);
 }
 
@@ -110,19 +114,19 @@ int region_room(void)
     page p = kpages(PAGES(more * sizeof(struct region)));
     if (!p)
         return -ENOMEM;
-    regions = memcpy((void *)ADDRESS(p), regions, n_regions * sizeof *regions);
+    last = regions = memcpy((void *)ADDRESS(p), regions, n_regions * sizeof *regions);
     capacity = more;                 /* (the old table is left: together they are never more than the newest) */
     return 0;
 }
 
 page find_gap(page size, page from, page end)
 {
-    for (u32 i = region_at(from); i < n_regions; i++) {
-        if (!(regions[i].attr & A_MAP))
+    for (struct region *r = region_at(from); r->start < end; r++) {
+        if (!(r->attr & A_MAP))
             continue;
-        if (regions[i].start > from && regions[i].start - from >= size)
+        if (r->start > from && r->start - from >= size)
             break;
-        from = regions[i].end;
+        from = r->end;
     }
     return from < end && end - from >= size ? from : 0;
 }
@@ -130,8 +134,8 @@ page find_gap(page size, page from, page end)
 int region_covered(page start, page end, u32 attr)
 {
     attr |= A_MAP;
-    for (u32 i = region_at(start); i < n_regions && regions[i].start <= start && (regions[i].attr & attr) == attr; i++) {
-        start = regions[i].end;
+    for (struct region *r = region_at(start); r->start <= start && (r->attr & attr) == attr; r++) {
+        start = r->end;
         if (start >= end)
             return 1;
     }

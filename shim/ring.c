@@ -20,49 +20,40 @@ void ring_out_wait(u64 deadline)
     OUT(AFW_PORT_WAIT);
 }
 
-static void submit(u16 op, u16 flags, u32 token, const u64 *a)
+s64 ring_call(u32 op, u64 a0, u64 a1, u64 a2, u64 a3, u64 a4, u64 a5)
 {
-    u32 tail = CTL->sq_tail;
+    u32 tail = CTL->sq_tail, token = ++next_token;
+    s64 res = 0;
     if (tail - CTL->sq_head >= AFW_SQ_LEN)
         OUT(AFW_PORT_KICK);          /* the host takes all of them */
     volatile struct afw_sqe *e = &SQ[tail % AFW_SQ_LEN];
-    e->op = op;
-    e->flags = flags;
+    e->op = (u16)op;
+    e->flags = op / RING_POST;       /* AFW_SQE_NOREPLY */
     e->token = token;
-    for (int i = 0; i < 6; i++)
-        e->a[i] = a[i];
+    e->a[0] = a0;
+    e->a[1] = a1;
+    e->a[2] = a2;
+    e->a[3] = a3;
+    e->a[4] = a4;
+    e->a[5] = a5;
     CTL->sq_tail = tail + 1;
-}
-
-void ring_post(u16 op, u64 a0, u64 a1, u64 a2, u64 a3, u64 a4, u64 a5)
-{
-    u64 a[6] = {a0, a1, a2, a3, a4, a5};
-    submit(op, AFW_SQE_NOREPLY, 0, a);
-}
-
-s64 ring_call(u16 op, u64 a0, u64 a1, u64 a2, u64 a3, u64 a4, u64 a5)
-{
-    u64 a[6] = {a0, a1, a2, a3, a4, a5};
-    u32 token = ++next_token;
+    if (op & RING_POST)
+        return 0;
     if (!ring_used) {
         ring_used = 1;
         CTL->n_local--;
         CTL->n_ring++;
     }
-    submit(op, 0, token, a);
     OUT(AFW_PORT_KICK);
-    s64 res = 0;
-    int found = 0;
-    while (CTL->cq_head != CTL->cq_tail) {
-        volatile struct afw_cqe *c = &CQ[CTL->cq_head % AFW_CQ_LEN];
-        if (c->token == token) {
-            res = c->res;
-            found = 1;
-        }
-        CTL->cq_head++;
-    }
-    if (!found)
-        PANIC(4);
+    do {
+        u32 head = CTL->cq_head;
+        if (head == CTL->cq_tail)
+            PANIC(4);
+        volatile struct afw_cqe *c = &CQ[head % AFW_CQ_LEN];
+        e = c->token == token ? 0 : e;
+        res = c->res;
+        CTL->cq_head = head + 1;
+    } while (e);                     /* (answers to posts would come before) */
     after_exit();
     return res;
 }

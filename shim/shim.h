@@ -51,9 +51,13 @@ void yield_cpu(void);
 void flows_poll(void);
 
 /* ---- ring.c: one synchronous call; never switches threads. Returns the CQE's result. ---- */
-s64 ring_call(u16 op, u64 a0, u64 a1, u64 a2, u64 a3, u64 a4, u64 a5);
+s64 ring_call(u32 op, u64 a0, u64 a1, u64 a2, u64 a3, u64 a4, u64 a5);
 /* No answer wanted: goes out with the next exit. */
-void ring_post(u16 op, u64 a0, u64 a1, u64 a2, u64 a3, u64 a4, u64 a5);
+#define RING_POST 0x10000u
+static inline void ring_post(u32 op, u64 a0, u64 a1, u64 a2, u64 a3, u64 a4, u64 a5)
+{
+    ring_call(op | RING_POST, a0, a1, a2, a3, a4, a5);
+}
 void ring_kick(void);                                /* out AFW_PORT_KICK */
 
 /* ---- time.c ---- */
