@@ -83,13 +83,14 @@ static inline void set_gs(u64 v) { __asm__ volatile("wrgsbase %0" ::"r"(v) : "me
 
 /* sched.c */
 extern struct thread main_thread;
+__attribute__((noreturn)) s64 sys_exit_group(u64 code);
 extern struct thread *threads;       /* all that live */
 void sched_init(void);
 void interrupt(struct thread *t);    /* block() of t, if it is in one, returns -EINTR */
 struct thread *find_thread(u64 tid);
 void after_exit(void);               /* the vCPU came back from the host: see what is new */
 u64 thread_cpu_time(struct thread *t);
-void die(int code, int sig) __attribute__((noreturn));
+void die(int sig) __attribute__((noreturn));         /* killed by it */
 
 /* ring.c */
 void ring_out_wait(u64 deadline);
@@ -117,6 +118,7 @@ u64 itimer_next(void);               /* deadline of ITIMER_REAL, NEVER */
 void itimer_expire(u64 now);
 
 /* time.c */
+void put_timeval(u64 user, u64 ns);  /* or the call ends with EFAULT */
 u64 cpu_time(void);                  /* of the VM, ns */
 
 /* misc.c */

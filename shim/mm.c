@@ -287,42 +287,34 @@ s64 sys_madvise(u64 addr, u64 len, u64 advice)
 }
 
 #define MREMAP_MAYMOVE 1
-#define MREMAP_FIXED 2
-s64 sys_mremap(u64 addr, u64 old_len, u64 new_len, u64 flags, u64 new_addr)
+s64 sys_mremap(u64 addr, u64 old_len, u64 new_len, u64 flags)
 {
-    page start, end, to, to_end, n = PAGES(new_len);
+    page start, end, to, n = PAGES(new_len);
     s64 r = user_range(addr, old_len, &start, &end);
-    if (r || !new_len || flags > 3 || flags == MREMAP_FIXED)
-        return -EINVAL;
+    if (r || !new_len || flags > MREMAP_MAYMOVE)
+        return -EINVAL;              /* (a fixed place and DONTUNMAP: not served) */
     struct region *p = region_at(start);
     u32 attr = p->attr & ~(u32)(A_PROT | A_LAZY);
     if (!region_covered(start, end, 0) || p->end < end)
         return -EFAULT;
     if (new_len > AFW_SPACE_END)
         return -ENOMEM;
-    if (flags & MREMAP_FIXED) {
-        r = user_range(new_addr, new_len, &to, &to_end);
-        if (r || (to < end && start < to_end))
-            return -EINVAL;
-        mm_release(to, to_end);
-    } else {
-        if (n <= end - start) {
-            mm_release(start + n, end);
-            return (s64)addr;
-        }
-        if (!(attr & A_FILE) && start + n <= SPACE_PAGES && find_gap(start + n - end, end, start + n) == end) {
-            r = map(end, start + n, attr);
-            return r ? r : (s64)addr;
-        }
-        to = find_gap(n, PAGE_OF(CTL->mmap_base), SPACE_PAGES);
+    if (n <= end - start) {
+        mm_release(start + n, end);
+        return (s64)addr;
     }
-    /* Pages cannot move, so the content is copied. What has none that can be read, or is a file's and grows, cannot either. */
-    if (!to || !(flags & MREMAP_MAYMOVE) || !(attr & PROT_R) || ((attr & A_FILE) && ((attr & A_SHARED) || n > end - start)))
+    if (!(attr & A_FILE) && find_gap(start + n - end, end, start + n) == end) {
+        r = start + n > SPACE_PAGES ? -ENOMEM : map(end, start + n, attr);
+        return r ? r : (s64)addr;
+    }
+    to = find_gap(n, PAGE_OF(CTL->mmap_base), SPACE_PAGES);
+    /* Pages cannot move, so the content is copied. What has none that can be read, or is a file's, cannot grow. */
+    if (!to || !flags || (attr & (A_FILE | PROT_R)) != PROT_R)
         return -ENOMEM;
     r = map(to, to + n, (attr & (A_SHARED | PROT_X)) | PROT_R | PROT_W);
     if (r)
         return r;
-    memcpy((void *)ADDRESS(to), (void *)addr, n < end - start ? ADDRESS(n) : ADDRESS(end - start));
+    memcpy((void *)ADDRESS(to), (void *)addr, ADDRESS(end - start));
     mm_release(start, end);
     if (!(attr & PROT_W))
         r = sys_mprotect(ADDRESS(to), new_len, attr & PROT_ALL);

@@ -3,35 +3,28 @@
 
 static u32 key[8];
 
-static inline u32 rotate(u32 x, int n)
+static inline u32 rotate(u32 x, u32 n)
 {
     return x << n | x >> (32 - n);
 }
 
-static void quarter(u32 *s, int a, int b, int c, int d)
-{
-    s[a] += s[b];
-    s[d] = rotate(s[d] ^ s[a], 16);
-    s[c] += s[d];
-    s[b] = rotate(s[b] ^ s[c], 12);
-    s[a] += s[b];
-    s[d] = rotate(s[d] ^ s[a], 8);
-    s[c] += s[d];
-    s[b] = rotate(s[b] ^ s[c], 7);
-}
-
 /* RFC 8439 block function with a zero nonce: the key is used for one call only. */
-static void chacha_block(const u32 k[8], u32 counter, u32 out[16])
+static void chacha_block(u32 counter, u32 out[16])
 {
     u32 in[16] = {0x61707865, 0x3320646e, 0x79622d32, 0x6b206574};
-    memcpy(in + 4, k, 32);
+    memcpy(in + 4, key, 32);
     in[12] = counter;
     memcpy(out, in, 64);
-    for (int i = 0; i < 10; i++) {
-        for (int c = 0; c < 4; c++)
-            quarter(out, c, 4 + c, 8 + c, 12 + c);
-        for (int c = 0; c < 4; c++)
-            quarter(out, c, 4 + (c + 1) % 4, 8 + (c + 2) % 4, 12 + (c + 3) % 4);
+    for (u32 i = 0; i < 80; i++) {   /* quarter rounds: four columns, four diagonals, ten times */
+        u32 n = i & 3, diagonal = i >> 2 & 1;
+        u32 *a = out + n, *b = out + 4 + ((n + diagonal) & 3), *c = out + 8 + ((n + 2 * diagonal) & 3);
+        u32 *d = out + 12 + ((n + 3 * diagonal) & 3);
+        for (u32 shift = 0x07080c10; shift; shift >>= 16) {
+            *a += *b;
+            *d = rotate(*d ^ *a, shift & 31);
+            *c += *d;
+            *b = rotate(*b ^ *c, shift >> 8 & 31);
+        }
     }
     for (int i = 0; i < 16; i++)
         out[i] += in[i];
@@ -41,13 +34,13 @@ void random_bytes(void *buffer, size_t n)
 {
     u32 stream[16], counter = 0;
     u8 *p = buffer;
-    chacha_block(key, counter++, stream);
+    chacha_block(counter++, stream);
     u32 next[8];
     memcpy(next, stream, 32);        /* first half of the first block: the next key */
     size_t have = 32;
     while (n) {
         if (!have) {
-            chacha_block(key, counter++, stream);
+            chacha_block(counter++, stream);
             have = 64;
         }
         size_t take = n < have ? n : have;

@@ -310,7 +310,7 @@ static void enlist(struct thread *t)
 s64 sys_nofork(void)
 {
     static u8 told;
-    static const char text[] = "agentfw: this program asked for a child process; there are none in this VM (fork, exec: ENOSYS)\n";
+    static const char text[] = "agentfw: no child processes here: fork and exec fail\n";
     extern s64 sys_write(u64, u64, u64, u64, u64, u64);
     if (!told) {
         told = 1;
@@ -383,16 +383,21 @@ s64 sys_clone3(u64 args, u64 size)
 
 /* ---- death ---- */
 
-void die(int code, int sig)
+static __attribute__((noreturn)) void end(u64 code, u64 sig)
 {
     io_exit();
-    ring_call(AFW_OP_EXIT, code & 255, sig, 0, 0, 0, 0);
+    ring_call(AFW_OP_EXIT, code, sig, 0, 0, 0, 0);
     PANIC(1);
+}
+
+void die(int sig)
+{
+    end((u64)sig + 128, (u64)sig);
 }
 
 s64 sys_exit_group(u64 code)
 {
-    die((int)code, 0);
+    end((u8)code, 0);
 }
 
 s64 sys_exit(u64 code)
@@ -404,7 +409,7 @@ s64 sys_exit(u64 code)
         futex_wake(t->clear_tid, 1, ~0u);
     }
     if (--n_threads == 0)
-        die((int)code, 0);
+        sys_exit_group(code);
     signals_drop(t);
     *t->prev = t->next;
     if (t->next)
@@ -438,14 +443,12 @@ s64 sys_set_tid_address(u64 address)
 
 void shim_main(void)
 {
-    struct frame *f = user_frame();
-    memset(f, 0, sizeof *f);
+    struct frame *f = user_frame();  /* zero, as all memory is at boot */
     f->rip = CTL->start_rip;
     f->rsp = CTL->start_rsp;
     f->cs = 0x33;
     f->ss = 0x2b;
     f->rflags = 0x3202;
-    f->orig_rax = NO_SYSCALL;
     if (CTL->abi != AFW_ABI || CTL->xsave_size > sizeof main_xsave)
         PANIC(3);
     u32 mxcsr = 0x1f80;

@@ -150,7 +150,7 @@ s64 sys_rt_sigreturn(void)
     struct sigframe *s = (struct sigframe *)(f->rsp - 8);
     u64 size = CTL->xsave_size;
     if (!user_ok((u64)s, sizeof *s, 0))
-        die(128 + SIGSEGV, SIGSEGV);
+        die(SIGSEGV);
     u64 fp = s->c.fpstate;
     copy_registers(&s->c, f, 1);
     f->orig_rax = NO_SYSCALL;

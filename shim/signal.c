@@ -89,7 +89,7 @@ static int wants(struct thread *t, int sig)
 static void send(struct thread *t, int sig, int code, u64 a, u64 b)
 {
     if (sig == SIGKILL)
-        die(128 + sig, sig);
+        die(sig);
     struct thread *to = t;
     if (!to && main_thread.state != GONE && wants(&main_thread, sig))
         to = &main_thread;
@@ -123,7 +123,7 @@ void signal_fault(int sig, int code, u64 addr)
     if (sig < 1 || sig > 31)
         sig = SIGSEGV;
     if ((current->mask & SIGSET(sig)) || actions[sig - 1].handler <= SIG_IGN)
-        die(128 + sig, sig);
+        die(sig);
     add(&current->pending, sig, code, addr, 0);
 }
 
@@ -137,7 +137,7 @@ int signals_deliver(struct frame *f, int upcall)
         if (ignored(sig))
             continue;
         if (a.handler == SIG_DFL)
-            die(128 + sig, sig);
+            die(sig);
         if (f->orig_rax != NO_SYSCALL && f->rax == (u64)-ERESTARTSYS) {
             if (a.flags & SA_RESTART)
                 sigframe_restart(f);
@@ -148,7 +148,7 @@ int signals_deliver(struct frame *f, int upcall)
         u64 old = t->have_saved_mask ? t->saved_mask : t->mask;
         t->have_saved_mask = 0;
         if (sigframe_push(f, &a, &info, old, upcall && !handlers))
-            die(128 + SIGSEGV, SIGSEGV);
+            die(SIGSEGV);
         t->mask |= (a.mask | (a.flags & SA_NODEFER ? 0 : SIGSET(sig))) & ~UNMASKABLE;
         if (a.flags & SA_RESETHAND)
             actions[sig - 1].handler = SIG_DFL;
@@ -362,9 +362,11 @@ static void timer_set(u64 ns, u64 every)
 
 s64 sys_getitimer(u64 which, u64 out)
 {
-    u64 left = timer_left();
-    u64 t[4] = {timer_every / 1000000000, timer_every % 1000000000 / 1000, left / 1000000000, left % 1000000000 / 1000};
-    return which ? -EINVAL : copy_out(out, t, sizeof t);
+    if (which)
+        return -EINVAL;
+    put_timeval(out, timer_every);
+    put_timeval(out + 16, timer_left());
+    return 0;
 }
 
 s64 sys_setitimer(u64 which, u64 new, u64 old)
@@ -375,8 +377,8 @@ s64 sys_setitimer(u64 which, u64 new, u64 old)
         return -EINVAL;              /* virtual and profiling timers: not here */
     if (new && ((r = read_timeval(new, &every)) || (r = read_timeval(new + 16, &ns))))
         return r;
-    if (old && (r = sys_getitimer(0, old)))
-        return r;
+    if (old)
+        sys_getitimer(0, old);
     timer_set(ns, every);
     return 0;
 }

@@ -91,6 +91,11 @@ static s64 clock(u64 id, u64 *ns)
     return 0;
 }
 
+void put_timeval(u64 user, u64 ns)
+{
+    write_pair(user, ns, 1000);
+}
+
 s64 sys_clock_gettime(u64 id, u64 out)
 {
     u64 ns;
@@ -168,17 +173,16 @@ s64 sys_times(u64 out)
 
 s64 sys_getrusage(u64 who, u64 out)
 {
-    u64 u[18] = {0}, ns = cpu_time();
+    u64 u[18] = {0};
     s32 w = (s32)who;                /* -1: children; 0: all threads; 1: this one */
     if (w < -1 || w > 1)
         return -EINVAL;
-    if (w == 1)
-        ns = thread_cpu_time(current);
     if (w >= 0) {
-        u[0] = ns / BILLION;
-        u[1] = ns % BILLION / 1000;
         u[4] = mm_peak * (PAGE / 1024);
         u[16] = CTL->n_switch;       /* voluntary context switches */
     }
-    return copy_out(out, u, sizeof u);
+    copy_out(out, u, sizeof u);
+    if (w >= 0)
+        put_timeval(out, w ? thread_cpu_time(current) : cpu_time());
+    return 0;
 }
