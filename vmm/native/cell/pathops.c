@@ -323,7 +323,7 @@ static int64_t op_mkdir(struct vfs *vfs, const uint64_t a[6])
     struct place p, dir;
     const char *name;
     struct tnode *made;
-    int r = walk_op(vfs, a[0], a[1], a[4], WALK_CREATE, &p);
+    int r = walk_op(vfs, a[0], a[1], a[4], WALK_CREATE | WALK_NAME, &p);
     if (r < 0)
         return r;
     place_done(&p);
@@ -347,12 +347,14 @@ static int64_t op_unlink(struct vfs *vfs, const uint64_t a[6])
     int rmdir = !!(a[2] & AT_REMOVEDIR);
     if (a[2] & ~(uint64_t)AT_REMOVEDIR)
         return -EINVAL;
-    int r = walk_op(vfs, a[0], a[1], a[4], WALK_REMOVE, &p);
+    int r = walk_op(vfs, a[0], a[1], a[4], WALK_NAME, &p);
     if (r < 0)
         return r;
     place_done(&p);
     if (p.last != 'n')
         return !rmdir ? -EISDIR : p.last == '.' ? -EINVAL : p.last == '/' ? -EBUSY : -ENOTEMPTY;
+    if (p.slash && !S_ISDIR(p.st.st_mode))
+        return -ENOTDIR;
     if (p.node)                      /* part of what the operator set up */
         return S_ISDIR(p.st.st_mode) && !rmdir ? -EISDIR : p.node->kind == NODE_DIR || p.node->kind == NODE_MOUNT ? -EBUSY : -EROFS;
     r = change_in(vfs, &p, &dir, &name);
@@ -406,10 +408,10 @@ static int64_t op_rename(struct vfs *vfs, const uint64_t a[6])
     unsigned flags = (unsigned)a[5];
     if (a[5] & ~(uint64_t)(RENAME_NOREPLACE | RENAME_EXCHANGE) || flags == (RENAME_NOREPLACE | RENAME_EXCHANGE))
         return -EINVAL;
-    int r = walk_op(vfs, a[0], a[1], a[4] & 0xffffffff, WALK_REMOVE, &from);
+    int r = walk_op(vfs, a[0], a[1], a[4] & 0xffffffff, WALK_NAME, &from);
     if (r < 0)
         return r;
-    r = walk_op(vfs, a[2], a[3], a[4] >> 32, WALK_REMOVE | (flags & RENAME_EXCHANGE ? 0 : WALK_CREATE), &to);
+    r = walk_op(vfs, a[2], a[3], a[4] >> 32, WALK_NAME | (flags & RENAME_EXCHANGE ? 0 : WALK_CREATE), &to);
     if (!r) {
         r = rename_places(vfs, &from, &to, flags);
         place_done(&to);
@@ -426,7 +428,7 @@ static int64_t op_symlink(struct vfs *vfs, const uint64_t a[6])
     struct tnode *made;
     int r = guest_path(vfs->vm, target, a[0], a[1]);
     if (!r)
-        r = walk_op(vfs, a[2], a[3], a[4], WALK_CREATE, &p);
+        r = walk_op(vfs, a[2], a[3], a[4], WALK_CREATE | WALK_NAME, &p);
     if (r < 0)
         return r;
     place_done(&p);
@@ -482,7 +484,7 @@ static int64_t op_link(struct vfs *vfs, const uint64_t a[6])
     int r = walk_op(vfs, a[0], a[1], a[4] & 0xffffffff, a[5] & AT_SYMLINK_FOLLOW ? WALK_FOLLOW : 0, &from);
     if (r < 0)
         return r;
-    r = walk_op(vfs, a[2], a[3], a[4] >> 32, WALK_CREATE, &to);
+    r = walk_op(vfs, a[2], a[3], a[4] >> 32, WALK_CREATE | WALK_NAME, &to);
     if (!r) {
         r = link_places(vfs, &from, &to);
         place_done(&to);

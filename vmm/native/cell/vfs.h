@@ -96,7 +96,7 @@ struct place {
 };
 #define WALK_FOLLOW 1                /* follow a symlink at the end */
 #define WALK_CREATE 2                /* the last name need not exist: exists = 0, its directory does */
-#define WALK_REMOVE 4                /* a trailing slash does not follow a symlink (unlink, rmdir, rename) */
+#define WALK_NAME 4                  /* the last name itself is meant, slash or not: to be made, removed, renamed */
 /* 0 or -errno; 0 needs place_done(). base: canonical directory. */
 int walk(struct vfs *vfs, const char *base, const char *path, int how, struct place *p);
 int probe(struct vfs *vfs, const char *canonical, struct place *p);         /* no symlink is followed; -ELOOP: there is one on the way */

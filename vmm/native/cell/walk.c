@@ -369,7 +369,7 @@ int walk(struct vfs *vfs, const char *base, const char *path, int how, struct pl
             return -ENOENT;
         if (r < 0)
             return r;
-        if (S_ISLNK(p->st.st_mode) && (!last || (how & WALK_FOLLOW) || (slash && !(how & WALK_REMOVE)))) {
+        if (S_ISLNK(p->st.st_mode) && (!last || (how & WALK_FOLLOW) || (slash && !(how & WALK_NAME)))) {
             if (++links > MAX_LINKS) {
                 place_done(p);
                 return -ELOOP;
@@ -394,7 +394,7 @@ int walk(struct vfs *vfs, const char *base, const char *path, int how, struct pl
             last = 0;
             continue;
         }
-        if ((!last || slash) && !S_ISDIR(p->st.st_mode)) {
+        if ((!last || (slash && !(how & WALK_NAME))) && !S_ISDIR(p->st.st_mode)) {
             place_done(p);
             return -ENOTDIR;
         }

@@ -1,4 +1,4 @@
-/* Drives the cell's file system without a VM: frames on standard input, answers on standard output (tests/vfs_driver.py).
+/* Drives the cell's file system without a VM: frames on standard input, answers on standard output (driver.py).
  *
  * Frame: u32 command, u32 size, payload. Answer: i64 result, u32 size, bytes. Guest memory is plain memory with a hole, so that copies
  * fail there as they do in a VM.

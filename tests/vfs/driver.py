@@ -1,4 +1,4 @@
-"""The cell's file system as Python calls, without a VM: builds and drives tests/native/vfs_harness.c."""
+"""The cell's file system as Python calls, without a VM: builds and drives harness.c."""
 
 import errno
 import os
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCES = ["vfs", "walk", "handles", "tmpfs", "tmpdata", "readdir", "synth", "pathops", "fileops"]
 CWD = 0xFFFFFFFF
 WRITABLE, SYSTEM = 1, 2
@@ -52,7 +52,7 @@ def build(directory: Path, sanitize: bool) -> Path:
     cell = ROOT / "vmm/native/cell"
     subprocess.run(
         ["cc", *flags, "-g", "-std=gnu11", "-D_GNU_SOURCE", "-pthread", "-Wall", "-Wextra", "-Werror"]
-        + [f"-I{ROOT}/shim", f"-I{ROOT}/vmm/native", f"-I{cell}", "-o", str(program), str(ROOT / "tests/native/vfs_harness.c")]
+        + [f"-I{ROOT}/shim", f"-I{ROOT}/vmm/native", f"-I{cell}", "-o", str(program), str(ROOT / "tests/vfs/harness.c")]
         + [str(cell / f"{name}.c") for name in SOURCES],
         check=True,
     )
@@ -111,7 +111,7 @@ class Vfs:
             self.configure("symlink", struct.pack("<I", len(path.encode())) + path.encode() + target.encode())
         if tmp:
             self.configure("tmp", struct.pack("<QQ", *tmp[:2]) + b"".join(path.encode() + b"\0" for path in tmp[2]))
-        self.check(self.command(2, b"")[0])
+        self.restart()
         if jail:
             self.command(7, b"")
 
@@ -143,6 +143,10 @@ class Vfs:
         self.process.stdout.close()
         status = self.process.wait(60)
         assert status == 0, f"harness ended with {status}"
+
+    def restart(self) -> None:
+        """Another VM: no handle, empty /tmp, the mounts as before."""
+        self.check(self.command(2, b"")[0])
 
     def poke(self, gva: int, data: bytes) -> None:
         self.command(3, struct.pack("<Q", gva) + data)
