@@ -208,7 +208,7 @@ def fresh(directory: Path) -> Path:
 
 # A run leaves DEPTH only by a chain of links that hypothesis hardly finds.
 @pytest.mark.parametrize("where", ["tmp", "mount"])
-@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
 @given(program=st.lists(operations, min_size=1, max_size=25))
 def test_like_the_host(sides: tuple[Path, Path, Vfs], where: str, program: list[tuple[Any, ...]]) -> None:
     reference, shared, vfs = sides
