@@ -2,7 +2,7 @@
 PYTHON ?= python3
 NATIVE := pyproject.toml hatch_build.py $(wildcard vmm/native/* vmm/native/*/* shim/*)
 
-.PHONY: run test check setup test-hardware clean
+.PHONY: run test check setup test-hardware sanitize clean
 
 .venv/ready: $(NATIVE)
 	$(PYTHON) -m venv .venv
@@ -25,5 +25,12 @@ test: check
 test-hardware: .venv/ready
 	.venv/bin/python tests/hardware/run.py
 
+# The native parts under AddressSanitizer and UBSan, in a venv of its own (an editable one would put them into the tree).
+sanitize:
+	$(PYTHON) -m venv .venv-sanitize
+	AGENTFW_SANITIZE=1 .venv-sanitize/bin/pip install -q '.[test]'
+	AGENTFW_SANITIZE=1 ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD=$$(cc -print-file-name=libasan.so) \
+		.venv-sanitize/bin/pytest -q tests/test_queue.py tests/test_flows.py tests/test_sites.py tests/native
+
 clean:
-	rm -rf build dist .venv vmm/agentfw_vmm/agentfw-cell vmm/agentfw_vmm/*.so
+	rm -rf build dist .venv .venv-sanitize vmm/agentfw_vmm/agentfw-cell vmm/agentfw_vmm/*.so

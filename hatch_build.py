@@ -15,7 +15,11 @@ from pathlib import Path
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 WARN = ["-Wall", "-Wextra", "-Werror"]
-SANITIZE = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer", "-g"] if os.environ.get("AGENTFW_SANITIZE") else []
+SANITIZE = (
+    ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g"]
+    if os.environ.get("AGENTFW_SANITIZE")
+    else []
+)
 
 
 class CustomBuildHook(BuildHookInterface):

@@ -413,8 +413,8 @@ class Cell:
         elif kind == lib.AFW_EV_TRACE:
             trace.log(vm, a, b, c, arg)
         elif kind == lib.AFW_EV_ERROR:
-            text = _lib.string(self._shared_copy(vm).text) or "the cell failed for this VM"
-            self._exit(vm, record, VmExit("internal", 0, 0, text))
+            shared = self._shared_copy(vm)  # keeps the memory that .text points into
+            self._exit(vm, record, VmExit("internal", 0, 0, _lib.string(shared.text) or "the cell failed for this VM"))
 
     def _shared_copy(self, vm: int) -> _lib.VmStruct:
         copy = _lib.new_vm()

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from .config import Mount
 
-_SECTION_MAX = 64 << 20  # of a symbol table: damaged files are not read whole
+_SECTION_MAX = 16 << 20  # of a symbol table: a guest may have made the file up, and reading it is our time
 _FUNC, _IFUNC, _NOTYPE = 2, 10, 0
 
 
@@ -24,7 +24,7 @@ def locate(module: str, rip: int, map_start: int, map_offset: int, mounts: list[
         try:
             address, symbol = _lookup(host, offset)
             return f"{name}+{address:#x}" + (f" ({symbol})" if symbol else "")
-        except (OSError, ValueError, struct.error):
+        except (OSError, ValueError, OverflowError, struct.error):
             pass  # not a sound ELF file: the plain offset must do
     return f"{name}+{offset:#x}"
 
@@ -72,8 +72,9 @@ def _lookup_in(fd: int, offset: int) -> tuple[int, str]:
         raise ValueError("offset in no segment")
     sections = [struct.unpack("<IIQQQQIIQQ", os.pread(fd, 64, shoff + index * shentsize)) for index in range(shnum)]
     best = (-1, "")
-    for section in sections:
-        if section[1] in (2, 11) and section[6] < len(sections):  # SHT_SYMTAB, SHT_DYNSYM
+    for kind in (2, 11):  # SHT_SYMTAB, SHT_DYNSYM: a file has one of each at most
+        section = next((section for section in sections if section[1] == kind), None)
+        if section is not None and section[6] < len(sections):
             best = max(best, _nearest(_section(fd, section), _section(fd, sections[section[6]]), address))
     return address, best[1]
 
