@@ -263,6 +263,12 @@ async def test_raw_both_ways_with_half_close() -> None:
             assert await flow.guest_read_all() == (b"\x00HELLO" + b" THERE" * 50000) * 3
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentfw.relay.flow.SPEAKS_FIRST", 0.05)
+
+
+@pytest.mark.usefixtures("impatient")
 @async_test
 async def test_servers_that_speak_first() -> None:
     async def smtp(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -279,18 +285,42 @@ async def test_servers_that_speak_first() -> None:
         assert await flow.guest_read_all() == b"250 EHLO me\r\n"
 
 
+@pytest.mark.usefixtures("impatient")
+@async_test
+async def test_a_guest_that_is_only_slow_may_still_say_what_is_permitted() -> None:
+    class NoRaw:
+        name = "noraw"
+
+        @hookimpl
+        def allow(self, destination: Destination) -> None:
+            if destination.scheme in ("tcp", "tls"):
+                raise Denied("noraw", "only what can be looked into")
+
+    async with serving(Recorder(), HOST) as port, running(names(), NoRaw(), Loopback(), TlsOnce(), native()) as runtime:
+        await lookup(runtime, HOST)
+        async with guest(runtime, "127.0.0.1", port) as flow:
+            await asyncio.sleep(0.2)
+            assert (await offload(flow, HOST))["ok"]
+        async with guest(runtime, "127.0.0.1", port) as flow:
+            await asyncio.sleep(0.2)
+            await flow.guest_send(b"\0something else")
+            with pytest.raises(ConnectionResetError):
+                await flow.guest_read_all()
+
+
+@pytest.mark.usefixtures("impatient")
 @async_test
 async def test_a_guest_that_is_only_slow_still_speaks_http() -> None:
     server = Recorder()
     async with serving(server) as port, running(names(), Loopback(), native()) as runtime:
         await lookup(runtime, HOST)
         async with guest(runtime, "127.0.0.1", port) as flow:
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.2)
             for byte in b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n":
                 await flow.guest_send(bytes([byte]))
             assert (await read_response(flow))[0] == 400
         async with guest(runtime, "127.0.0.1", port) as flow:
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.2)
             await flow.guest_send(b"GET / HTTP/1.1\r\nHost: api.example\r\n\r\n")
             assert (await read_response(flow))[0] == 200
     assert len(server.requests) == 1

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("agentfw.relay")
 
-SPEAKS_FIRST = 0.3
-"""Seconds after which the server is connected to though the guest has said nothing: it may be the server's turn."""
+SPEAKS_FIRST = 1.0
+"""Seconds after which the server is connected to though the guest has said nothing: it may be the server's turn. A busy guest
+can be as slow to begin its TLS, and then the connection was in vain; so at the SERVER_FIRST ports, where it never is, nobody waits."""
+SERVER_FIRST = frozenset({21, 22, 25, 110, 119, 143, 587, 2525, 3306, 5900})
 HTTP_PORTS = frozenset({80, 443})
 """Here everything that is not TLS must be HTTP."""
 
@@ -129,13 +131,17 @@ async def _speak(session: Session, destination: Destination | None = None, tls: 
     answer: asyncio.Task[bytes] | None = None
     try:
         if not http_only and not session.buffer and not await _guest_speaks(session):
-            upstream = await _connect_raw(session, destination, tls)
-            answer = asyncio.get_running_loop().create_task(upstream.receive())
-            await asyncio.wait([answer, session.begin_fill()], return_when=asyncio.FIRST_COMPLETED)
-            if answer.done():
-                await relay_raw(session, upstream, answer)
-                return
-            session.take_fill()
+            try:
+                upstream = await _connect_raw(session, destination, tls)
+            except AgentfwError as error:  # it may be about to say something that is permitted
+                log.debug("%s: port %s: %s", session.agent.name, session.flow.port, error)
+            else:
+                answer = asyncio.get_running_loop().create_task(upstream.receive())
+                await asyncio.wait([answer, session.begin_fill()], return_when=asyncio.FIRST_COMPLETED)
+                if answer.done():
+                    await relay_raw(session, upstream, answer)
+                    return
+                session.take_fill()
         speaks = await _classify(session, http_only, tls is not None)
         if speaks == "raw":
             upstream = upstream or await _connect_raw(session, destination, tls)
@@ -157,7 +163,7 @@ async def _speak(session: Session, destination: Destination | None = None, tls: 
 async def _guest_speaks(session: Session) -> bool:
     """The guest's first bytes, or its end, come soon."""
     filling = session.begin_fill()
-    await asyncio.wait([filling], timeout=SPEAKS_FIRST)
+    await asyncio.wait([filling], timeout=0.02 if session.flow.port in SERVER_FIRST else SPEAKS_FIRST)
     if filling.done():
         session.take_fill()
         return True
