@@ -26,7 +26,8 @@ log = logging.getLogger("agentfw.relay")
 
 SPEAKS_FIRST = 1.0
 """Seconds after which the server is connected to though the guest has said nothing: it may be the server's turn. A busy guest
-can be as slow to begin its TLS, and then the connection was in vain; so at the SERVER_FIRST ports, where it never is, nobody waits."""
+can be as slow to begin its TLS, and then the connection was in vain; so at the SERVER_FIRST ports, where it never is, nobody
+waits."""
 SERVER_FIRST = frozenset({21, 22, 25, 110, 119, 143, 587, 2525, 3306, 5900})
 HTTP_PORTS = frozenset({80, 443})
 """Here everything that is not TLS must be HTTP."""
