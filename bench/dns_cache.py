@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 
 import dnslib
-
 from agentfw.mock_dns import MockDNS
 from agentfw.testing import make_agent, make_runtime
 from agentfw_dns_cache import DnsConfig, Plugin

@@ -6,7 +6,7 @@ import asyncio
 import ssl
 from collections import Counter, deque
 from http import HTTPStatus
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import httptools
 import msgspec
@@ -209,8 +209,7 @@ class _Connection(asyncio.Protocol):
     # ---- asyncio ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
         tls = transport.get_extra_info("ssl_object")
         self.resumed = bool(tls is not None and getattr(tls, "session_reused", False))
         self.handshaken = True

@@ -1,0 +1,141 @@
+"""What is trusted, how a peer's name is checked, and how OpenSSL's verdicts are put."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import certifi
+from cryptography import x509
+from cryptography.x509.oid import ExtensionOID
+from OpenSSL import SSL, crypto
+from service_identity import CertificateError, VerificationError
+from service_identity.cryptography import verify_certificate_hostname, verify_certificate_ip_address
+
+HOSTNAME_MISMATCH = 62
+IP_ADDRESS_MISMATCH = 64
+
+# OpenSSL's own words (X509_verify_cert_error_string), for which pyOpenSSL has no public function.
+_MESSAGES = {
+    2: "unable to get issuer certificate",
+    7: "certificate signature failure",
+    9: "certificate is not yet valid",
+    10: "certificate has expired",
+    13: "format error in certificate's notBefore field",
+    14: "format error in certificate's notAfter field",
+    18: "self-signed certificate",
+    19: "self-signed certificate in certificate chain",
+    20: "unable to get local issuer certificate",
+    21: "unable to verify the first certificate",
+    22: "certificate chain too long",
+    23: "certificate revoked",
+    24: "issuer certificate doesn't have a public key",
+    25: "path length constraint exceeded",
+    26: "unsuitable certificate purpose",
+    27: "certificate not trusted",
+    28: "certificate rejected",
+    34: "unhandled critical extension",
+    47: "permitted subtree violation",
+    48: "excluded subtree violation",
+    66: "EE certificate key too weak",
+    67: "CA certificate key too weak",
+    68: "CA signature digest algorithm too weak",
+    79: "invalid CA certificate",
+}
+
+
+def verify_message(code: int) -> str:
+    """OpenSSL's words for an X509_V_ERR_*."""
+    return _MESSAGES.get(code, f"certificate verification failed (X509_V_ERR {code})")
+
+
+class NameMismatch(Exception):
+    """`code` and `str()`: as Python's ssl module puts it."""
+
+    def __init__(self, code: int, message: str) -> None:
+        self.code = code
+        super().__init__(message)
+
+
+def check_name(certificate: x509.Certificate, host: str, *, is_address: bool) -> None:
+    """Raise NameMismatch unless the certificate is for `host` (canonical name or address). Common names do not count."""
+    try:
+        if is_address:
+            verify_certificate_ip_address(certificate, host)
+        else:
+            verify_certificate_hostname(certificate, host)
+    except (VerificationError, CertificateError, ValueError) as error:
+        code = IP_ADDRESS_MISMATCH if is_address else HOSTNAME_MISMATCH
+        what = "IP address" if is_address else "Hostname"
+        raise NameMismatch(code, f"{what} mismatch, certificate is not valid for '{host}'.") from error
+
+
+def names_of(certificate: x509.Certificate) -> list[str]:
+    """The names a certificate is for, for error messages."""
+    try:
+        found = certificate.extensions.get_extension_for_oid(ExtensionOID.SUBJECT_ALTERNATIVE_NAME).value
+    except (x509.ExtensionNotFound, ValueError):
+        return []
+    assert isinstance(found, x509.SubjectAlternativeName)
+    return [str(each.value) for each in found if isinstance(each, (x509.DNSName, x509.IPAddress))]
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """ssl.TLSVersion numbers; `maximum` 0: the newest."""
+
+    minimum: int
+    maximum: int = 0
+
+
+class Trust:
+    """The operator's trust store: certifi's, the system's (or SSL_CERT_FILE's) and `ca_files`, which `check()` looks at first."""
+
+    def __init__(self, ca_files: Sequence[Path] = (), *, system: bool = True) -> None:
+        self.ca_files = tuple(ca_files)
+        self.system = system
+        self._contexts: dict[tuple[Versions, tuple[str, ...]], SSL.Context] = {}
+
+    def check(self) -> tuple[int, str] | None:
+        """(index, what is wrong) of the first file that cannot be used."""
+        for index, file in enumerate(self.ca_files):
+            try:
+                x509.load_pem_x509_certificates(file.read_bytes())
+            except OSError as error:
+                return index, f"{file}: {error.strerror or error}"
+            except ValueError:
+                return index, f"{file}: holds no PEM certificate"
+        return None
+
+    def context(self, versions: Versions, alpn: tuple[str, ...]) -> SSL.Context:
+        """A client's context, made once for each kind: peer required and verified, no renegotiation, no compression."""
+        made = self._contexts.get((versions, alpn))
+        if made is not None:
+            return made
+        context = SSL.Context(SSL.TLS_CLIENT_METHOD)
+        context.set_min_proto_version(max(versions.minimum, ssl.TLSVersion.TLSv1_2))
+        if versions.maximum:
+            context.set_max_proto_version(versions.maximum)
+        context.set_options(SSL.OP_NO_COMPRESSION | SSL.OP_NO_RENEGOTIATION)
+        context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, refuse)  # each connection sets its own
+        context.set_mode(SSL.MODE_RELEASE_BUFFERS)  # idle connections are many
+        if self.system:
+            context.set_default_verify_paths()
+            context.load_verify_locations(certifi.where())
+        store = context.get_cert_store()
+        assert store is not None
+        for file in self.ca_files:
+            for certificate in x509.load_pem_x509_certificates(file.read_bytes()):
+                store.add_cert(crypto.X509.from_cryptography(certificate))
+        store.set_flags(crypto.X509StoreFlags.PARTIAL_CHAIN)
+        if alpn:
+            context.set_alpn_protos([name.encode("ascii") for name in alpn])
+        self._contexts[versions, alpn] = context
+        return context
+
+
+def refuse(*_: object) -> bool:
+    """A verification callback."""
+    return False
