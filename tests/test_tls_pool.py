@@ -29,7 +29,9 @@ from agentfw.upstream import TlsRequest, Upstream
 from agentfw_dns_cache import DnsConfig
 from agentfw_dns_cache import Plugin as Dns
 from agentfw_tls_pool import Plugin, TlsConfig
-from agentfw_tls_pool.connection import PAUSE, READ, Connection
+from agentfw_tls_pool.connection import PAUSE, READ, Connection, Framing
+from hypothesis import given
+from hypothesis import strategies as st
 
 ALICE, BOB = make_agent("alice"), make_agent("bob")
 HOST = "api.openai.com"
@@ -949,13 +951,47 @@ def test_what_was_sent_before_release_arrives(tmp_path: Path) -> None:
     run(main)
 
 
+@pytest.mark.parametrize("part", [1, 5, 6, 20])
+def test_the_beginning_of_a_record_is_a_byte_too_many(tmp_path: Path, part: int) -> None:
+    """OpenSSL has nothing to show for it yet; the rest could come when the next agent waits for its answer."""
+
+    async def main() -> None:
+        async with serve(echo) as peer, bench(peer.port, peer.authority.ca_pem, tmp_path) as b:
+            upstream = await b.lease()
+            await exchange(upstream, b"x")
+            upstream.release(reusable=True)
+            record = b"\x17\x03\x03\x01\x00" + b"?" * 256
+            peer.writers[0].transport.get_extra_info("socket")._sock.send(record[:part])
+            await eventually(lambda: b.held == 0)
+            assert b.retired_dirty == 1
+
+    run(main)
+
+
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=8), st.lists(st.integers(1, 400), max_size=30))
+def test_framing(sizes: list[int], cuts: list[int]) -> None:
+    """However the stream is cut, it is inside a record exactly when a record's last byte was not the last one fed."""
+    records = [b"\x17\x03\x03" + size.to_bytes(2, "big") + b"x" * size for size in sizes]
+    stream = b"".join(records)
+    ends = {sum(map(len, records[:i])) for i in range(len(records) + 1)}
+    framing = Framing()
+    at = 0
+    for cut in [*cuts, len(stream)]:
+        framing.feed(stream[at : at + cut])
+        at = min(at + cut, len(stream))
+        assert framing.inside_record == (at not in ends)
+
+
 def test_adversarial_exchanges_never_mix(tmp_path: Path) -> None:
     """Thousands of exchanges with a peer that sends too much, too late or not enough: no agent reads another's byte."""
     dice = random.Random(7)
 
     async def main() -> None:
         late = 0
-        busy: set[int] = set()  # local ports of leased connections: what comes late *after* the next request is its answer to all
+        # By the client's port. What comes after the next request is out is its answer for all that anyone can tell, so it does
+        # not happen here: nothing late is sent on a connection in use, and what was sent is there before the next use.
+        busy: set[int] = set()
+        late_on: set[int] = set()
 
         async def hostile(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             nonlocal late
@@ -966,8 +1002,10 @@ def test_adversarial_exchanges_never_mix(tmp_path: Path) -> None:
                 elif kind < 0.1:
                     writer.write(line)
                     await asyncio.sleep(dice.random() * 0.002)
-                    if writer.get_extra_info("peername")[1] not in busy:
+                    port = writer.get_extra_info("peername")[1]
+                    if port not in busy:
                         late += 1
+                        late_on.add(port)
                         writer.write(b"late " + line)
                 elif kind < 0.13:
                     writer.write(line[:5])
@@ -997,11 +1035,17 @@ def test_adversarial_exchanges_never_mix(tmp_path: Path) -> None:
                         continue
                     port = upstream._connection._sock.getsockname()[1]  # type: ignore[attr-defined]
                     busy.add(port)
+                    if port in late_on:
+                        late_on.discard(port)
+                        await asyncio.sleep(0.05)
                     token = f"{number}.{call}.{dice.random()}".encode()
                     clean = False
                     try:
                         async with asyncio.timeout(0.002 if dice.random() < 0.02 else 10):
                             await upstream.send(token + b"\n")
+                            busy.discard(port)
+                            port = upstream._connection._sock.getsockname()[1]  # type: ignore[attr-defined]
+                            busy.add(port)  # another one, if the first was replaced
                             answer = b""
                             while (left := len(token) + 1 - len(answer)) and (piece := await upstream.receive(left)):
                                 answer += piece
@@ -1015,7 +1059,7 @@ def test_adversarial_exchanges_never_mix(tmp_path: Path) -> None:
                         upstream.release(reusable=clean)
 
             await asyncio.gather(*(agent(number) for number in range(30)))
-            assert late > 10
+            assert late
             assert good > 2000
             assert b.retired_dirty > 20
             assert b.reused > 500

@@ -52,6 +52,7 @@ class Connection:
         self._verdict: tuple[int, str] | None = None
         self._fresh = False  # ciphertext came that SSL_read has not looked at yet
         self._buffered = 0
+        self._framing = Framing()
         self._reading = False
         self._eof = False
         self._closed = False
@@ -199,7 +200,7 @@ class Connection:
             data = self._decrypt(1)
         except (UpstreamError, OSError):
             return "closed"
-        if data:
+        if data or self._framing.inside_record:
             return "bytes"
         return "closed" if data is not None or self._eof or self._error else ""
 
@@ -314,6 +315,7 @@ class Connection:
             self._stop_reading()
             return False
         self._tls.bio_write(data)
+        self._framing.feed(data)
         self._buffered += len(data)
         self._fresh = True
         return True
@@ -390,6 +392,42 @@ class Connection:
             self._writer = None
         if self._error:
             raise self._error
+
+
+class Framing:
+    """Follows the records of a TLS stream: OpenSSL keeps the beginning of one to itself, and does not say that it has it."""
+
+    __slots__ = ("_header", "_left")
+
+    def __init__(self) -> None:
+        self._header = b""
+        self._left = 0
+
+    @property
+    def inside_record(self) -> bool:
+        """The bytes so far end in the middle of a record."""
+        return bool(self._left or self._header)
+
+    def feed(self, data: bytes) -> None:
+        at = self._left
+        size = len(data)
+        if at > size:
+            self._left -= size
+            return
+        header = self._header
+        while at < size:
+            if header or size - at < 5:
+                need = 5 - len(header)
+                header += data[at : at + need]
+                at += need
+                if len(header) < 5:
+                    break
+                at += header[3] << 8 | header[4]
+                header = b""
+            else:
+                at += 5 + (data[at + 3] << 8 | data[at + 4])
+        self._header = header
+        self._left = 0 if header else max(0, at - size)
 
 
 def error_word(error: SSL.Error) -> str:

@@ -28,6 +28,8 @@ SESSIONS = 4
 """TLS sessions kept for resumption a group; each is used once."""
 SESSION_AGE = 3600.0
 GROUPS = 1024
+REPLACE = 8
+"""Connections that a lease tries before its first byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -500,14 +502,16 @@ class Lease:
         return self._reused
 
     async def send(self, data: bytes) -> None:
-        """As in Upstream. A connection that turns out to be dead before its first byte is replaced, once, without a word."""
+        """As in Upstream. A connection that is dead or soiled before the first byte goes out is replaced without a word."""
+        connection = self._live()
         if not self._touched:
             self._touched = True
-            connection = self._live()
-            if connection.soiled():
+            for _ in range(REPLACE):
+                if not connection.soiled():
+                    break
                 connection = await self._replace(connection)
-        else:
-            connection = self._live()
+            else:
+                raise UpstreamError(f"connections to {connection.destination.host} die as soon as they are used")
         await connection.send(data)
 
     async def receive(self, limit: int = 65536) -> bytes:
