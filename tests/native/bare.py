@@ -45,7 +45,16 @@ def build_cell(out: Path) -> Path:
     """A cell as hatch_build.py makes it, around bare_shim.S."""
 
     def build() -> None:
-        run("cc", "-nostdlib", "-static", "-Wl,-Ttext=0x210000", "-Wl,--build-id=none", "-o", out / "shim.elf", HERE / "bare_shim.S")
+        run(
+            "cc",
+            "-nostdlib",
+            "-static",
+            "-Wl,-Ttext=0x210000",
+            "-Wl,--build-id=none",
+            "-o",
+            out / "shim.elf",
+            HERE / "bare_shim.S",
+        )
         run("objcopy", "-O", "binary", "-j", ".text", out / "shim.elf", out / "shim.bin")
         sanitize = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer"] if os.environ.get("AGENTFW_SANITIZE") else []
         cell = ROOT / "vmm/native/cell"
@@ -101,7 +110,13 @@ class Recorder:
 
 
 def config(guest: Path, **changes) -> CellConfig:
-    settings = {"vms": 1, "memory": 128 << 20, "mounts": [Mount("/t", guest.parent)], "program": f"/t/{guest.name}", "argv": ["guest"]}
+    settings = {
+        "vms": 1,
+        "memory": 128 << 20,
+        "mounts": [Mount("/t", guest.parent)],
+        "program": f"/t/{guest.name}",
+        "argv": ["guest"],
+    }
     return CellConfig(**{**settings, **changes})
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from pathlib import Path
 
 import pytest
 from agentfw_vmm.cell import Cell
@@ -89,42 +90,43 @@ FAULTS = {
     "none": ("call(AFW_OP_PROTECT, 0x3000000, 4096, 0, 0, 0, 0); *(volatile int *)0x3000010;", 11, "0x3000010"),
     "uncommitted_read": ("*(volatile int *)0x50000010;", 11, "0x50000010"),
     "uncommitted_write": ("*(volatile int *)0x50000010 = 1;", 11, "0x50000010"),
-    "uncommitted_avx": ("__asm__ volatile(\"vmovdqu 0x50000010, %%ymm0\" ::: \"xmm0\");", 11, ""),
+    "uncommitted_avx": ('__asm__ volatile("vmovdqu 0x50000010, %%ymm0" ::: "xmm0");', 11, ""),
     "beyond_the_space": ("*(volatile int *)0x7f0000000000 = 1;", 11, "0x7f0000000000"),
     "not_canonical": ("*(volatile int *)0x8000000000000000 = 1;", 11, "general protection"),
     "wild_jump": ("((void (*)(void))0x50000000)();", 11, "0x50000000"),
     "null_call": ("((void (*)(void))0)();", 11, "address 0x0"),
-    "stack_guard": ("__asm__ volatile(\"mov %0, %%rsp; push %%rax\" :: \"r\"(CTL->stack_lo));", 11, "protection"),
-    "ud2": ("__asm__ volatile(\"ud2\");", 4, "SIGILL"),
-    "division": ("__asm__ volatile(\"xor %%ecx, %%ecx; div %%ecx\" ::: \"rcx\", \"rax\", \"rdx\");", 8, "SIGFPE"),
-    "int3": ("__asm__ volatile(\"int3\");", 5, "SIGTRAP"),
-    "int80": ("__asm__ volatile(\"int $0x80\");", (4, 11), "SIG"),  # pvm says invalid instruction
-    "hlt": ("__asm__ volatile(\"hlt\");", 11, "SIGSEGV"),
-    "port": ("__asm__ volatile(\"outb %%al, $0x80\" ::: \"memory\");", 11, "SIGSEGV"),
-    "in": ("__asm__ volatile(\"inb $0x30, %%al\" ::: \"rax\");", 11, "SIGSEGV"),
-    "write_shim_tables": ("__asm__ volatile(\"mov %%cr3, %%rax\" ::: \"rax\");", 11, "SIGSEGV"),
+    "stack_guard": ('__asm__ volatile("mov %0, %%rsp; push %%rax" :: "r"(CTL->stack_lo));', 11, "protection"),
+    "ud2": ('__asm__ volatile("ud2");', 4, "SIGILL"),
+    "division": ('__asm__ volatile("xor %%ecx, %%ecx; div %%ecx" ::: "rcx", "rax", "rdx");', 8, "SIGFPE"),
+    "int3": ('__asm__ volatile("int3");', 5, "SIGTRAP"),
+    "int80": ('__asm__ volatile("int $0x80");', (4, 11), "SIG"),  # pvm says invalid instruction
+    "hlt": ('__asm__ volatile("hlt");', 11, "SIGSEGV"),
+    "port": ('__asm__ volatile("outb %%al, $0x80" ::: "memory");', 11, "SIGSEGV"),
+    "in": ('__asm__ volatile("inb $0x30, %%al" ::: "rax");', 11, "SIGSEGV"),
+    "write_shim_tables": ('__asm__ volatile("mov %%cr3, %%rax" ::: "rax");', 11, "SIGSEGV"),
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_is_reported(bare_cell, guest, name):
     code, number, text = FAULTS[name]
-    end, output = outcome(bare_cell, guest("void run(void) { %s say(\"alive\\n\", 6); leave(1); }" % code))
+    end, output = outcome(bare_cell, guest(f'void run(void) {{ {code} say("alive\\n", 6); leave(1); }}'))
     assert end.kind == "signal" and end.signal in (number if isinstance(number, tuple) else (number,)), (end, output)
     assert text in end.text
     if name not in ("wild_jump", "null_call"):
         assert "guest1" in end.text  # the module
 
 
-@pytest.mark.parametrize("name", ["null", "none", "uncommitted_read", "uncommitted_write", "uncommitted_avx", "ud2", "division", "int3", "wild_jump"])
+@pytest.mark.parametrize(
+    "name", ["null", "none", "uncommitted_read", "uncommitted_write", "uncommitted_avx", "ud2", "division", "int3", "wild_jump"]
+)
 def test_fault_reaches_the_guests_handler(bare_cell, guest, name):
     code, number, text = FAULTS[name]
     address = text if text.startswith("0x") else ""
     body = """
-    static u64 stack_before;
     void handler(void) {
-        CHECK(CTL->up_kind == AFW_UP_FAULT && CTL->up_signal == %d);
-        u64 want = %s;
+        CHECK(CTL->up_kind == AFW_UP_FAULT && CTL->up_signal == NUMBER);
+        u64 want = ADDRESS;
         CHECK(!want || !CTL->up_addr || CTL->up_addr == want);
         CHECK(CTL->up_rip >= 0x400000 && CTL->up_rflags & 2);
         CHECK(CTL->up_rsp < CTL->stack_hi && CTL->up_rsp > CTL->stack_lo);
@@ -132,11 +134,12 @@ def test_fault_reaches_the_guests_handler(bare_cell, guest, name):
     }
     void run(void) {
         HANDLER = (u64)handler;
-        CTL->fault_handlers = 1ull << (%d - 1);
-        %s
+        CTL->fault_handlers = 1ull << (NUMBER - 1);
+        CODE
         leave(1);
     }
-    """ % (number, address or "0", number, code)
+    """
+    body = body.replace("NUMBER", str(number)).replace("ADDRESS", address or "0").replace("CODE", code)
     end, output = outcome(bare_cell, guest(body))
     assert (end.kind, end.code) == ("code", 42), (end, output)
 
@@ -154,7 +157,7 @@ LIES = {
 @pytest.mark.parametrize("name", LIES)
 def test_a_corrupt_ring_ends_the_vm_and_only_that(bare_cell, guest, name):
     code, text = LIES[name]
-    end, output = outcome(bare_cell, guest("void run(void) { %s leave(1); }" % code))
+    end, output = outcome(bare_cell, guest(f"void run(void) {{ {code} leave(1); }}"))
     assert end.kind == "hostile" and text in end.text, (end, output)
 
 
@@ -219,7 +222,7 @@ def test_park_until_deadline_and_clock(bare_cell, guest):
 
 
 def test_spinning_vms_share_a_runner_and_can_be_killed(bare_cell, guest):
-    body = "void run(void) { u64 n = 0; for (;;) if (!(++n & 0xffffff)) say(\"tick\\n\", 5); }"
+    body = 'void run(void) { u64 n = 0; for (;;) if (!(++n & 0xffffff)) say("tick\\n", 5); }'
 
     async def main():
         recorder = bare.Recorder()
@@ -232,7 +235,7 @@ def test_spinning_vms_share_a_runner_and_can_be_killed(bare_cell, guest):
                     assert (await cell.stream(vm, 1).receive()).startswith(b"tick")
             async with asyncio.timeout(30):
                 while not all(cell.statistics(vm).exits_signal for vm in range(3)):
-                    await asyncio.sleep(0.01)
+                    await cell.stream(0, 1).receive()
             cell.kill(1)
             await recorder.until(lambda: 1 in recorder.exits)
             assert recorder.exits[1].kind == "killed"
@@ -309,13 +312,17 @@ def test_event_queue_full_loses_nothing(bare_cell, guest):
     assert (end.code, output) == (0, b"done\n")
 
 
+def process_status(pid):
+    return dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line)
+
+
 def test_cell_says_what_it_gave_up(bare_cell, guest):
     async def main():
         recorder = bare.Recorder()
         cell = await Cell.start(bare.config(guest("void run(void) { leave(0); }")), recorder, bare_cell)
         try:
             assert cell.jail & 0b11011 == 0b11011  # Landlock is the kernel's choice
-            status = dict(line.split(":\t", 1) for line in open(f"/proc/{cell.pid}/status").read().splitlines() if ":\t" in line)
+            status = process_status(cell.pid)
             assert status["NoNewPrivs"] == "1" and status["Seccomp"] == "2"
         finally:
             await cell.close()
@@ -333,7 +340,8 @@ SNAPSHOT = """
         CHECK(call(AFW_OP_PROTECT, (u64)heap + 0x100000, 4096, 0, 0, 0, 0) == 0);
         __asm__ volatile("wrfsbase %0" :: "r"(fs));
         post(AFW_OP_READY, 0, 0, 0, 0, 0, 0, 0);
-        __asm__ volatile("movdqu %1, %%xmm5; out %%al, $0x30; movdqu %%xmm5, %0" : "=m"(out), "+m"(xmm), "+r"(r12) :: "xmm5", "memory");
+        __asm__ volatile("movdqu %1, %%xmm5; out %%al, $0x30; movdqu %%xmm5, %0"
+                         : "=m"(out), "+m"(xmm), "+r"(r12) :: "xmm5", "memory");
         int64_t r = CQ[CTL->cq_head % AFW_CQ_LEN].res;
         CTL->cq_head = CTL->cq_head + 1;
         u64 now_fs;
@@ -469,7 +477,10 @@ def snapshot_offsets():
 
 
 def seal(data, offset):
-    size, at = int.from_bytes(data[offset["vcpu_size"] :][:4], "little"), int.from_bytes(data[offset["vcpu_offset"] :][:8], "little")
+    size, at = (
+        int.from_bytes(data[offset["vcpu_size"] :][:4], "little"),
+        int.from_bytes(data[offset["vcpu_offset"] :][:8], "little"),
+    )
     data[offset["crc"] : offset["crc"] + 8] = bytes(8)
     crc = crc64(bytes(data[: offset["size"]]) + bytes(data[at : at + size]))
     data[offset["crc"] : offset["crc"] + 8] = crc.to_bytes(8, "little")
