@@ -1,0 +1,280 @@
+/* Files behind a ring handle: the description's place, read-ahead, and the calls on a descriptor.
+ *
+ * A kick costs some 25 us, a read served from here well under one. So a description keeps the struct stat that OPEN gave it, where
+ * the end was seen, and (once it is read in small pieces in order) the next 16 KiB. All of that holds for at most two
+ * milliseconds, and not over a change made through this VM: what others change on the host is seen after that.
+ */
+#include "io.h"
+#include <sys/file.h>
+
+#define AHEAD 0x4000
+#define FRESH 2000000                /* ns */
+#define AT_END (1ul << 63)           /* place after an append: where the end is */
+
+struct stamp {
+    u64 changes, at;
+};
+struct ringfile {
+    struct file f;
+    u64 handle;
+    u64 place;
+    u64 next;                        /* where the last read ended */
+    u8 *ahead;                       /* AHEAD bytes, [ahead_at, ahead_end) of the file */
+    u64 ahead_at, ahead_end;
+    u64 end;                         /* the end as `read` saw it */
+    struct stamp read, stat;
+    struct stat st;
+};
+#define RING(file) ((struct ringfile *)(file))
+
+u64 files_changed = 1;
+static u8 shared;                    /* a writable file was mapped: stores to it are not seen here, so nothing is kept */
+
+static void stamp(struct stamp *s)
+{
+    s->changes = files_changed;
+    s->at = now_mono();
+}
+
+static int fresh(struct stamp *s)
+{
+    return s->changes == files_changed && !shared && now_mono() - s->at < FRESH;
+}
+
+s64 fd_map_handle(int fd, u64 *handle, int *writable, int *readable)
+{
+    struct file *f = peek(fd);
+    if (!f || f->flags & O_PATH)
+        return -EBADF;
+    u32 mode = f->flags & O_ACCMODE;
+    *writable = mode != O_RDONLY;
+    *readable = mode != O_WRONLY;
+    if (f->ops != &ring_ops)
+        return -ENODEV;
+    shared |= mode;
+    *handle = RING(f)->handle;
+    return 0;
+}
+
+u64 ring_base(struct file *f)
+{
+    if (f->ops != &ring_ops)
+        leave(-ENOTDIR);
+    return RING(f)->handle;
+}
+
+/* A ring call with the description's handle first; a failure leaves. */
+static s64 handle_call(struct file *f, u64 x, u64 y, u64 z, u16 op)
+{
+    s64 r = ring_call(op, RING(f)->handle, x, y, z, 0, 0);
+    if (r < 0)
+        leave(r);
+    return r;
+}
+
+/* The description's struct stat, not older than FRESH. */
+static struct stat *stat_now(struct file *f)
+{
+    struct ringfile *r = RING(f);
+    if (!fresh(&r->stat)) {
+        handle_call(f, (u64)&r->st, 0, 0, AFW_OP_FSTAT);
+        stamp(&r->stat);
+    }
+    return &r->st;
+}
+
+void file_stat(struct file *f, struct stat *st)
+{
+    if (f->ops == &ring_ops) {
+        *st = *stat_now(f);
+        return;
+    }
+    memset(st, 0, sizeof *st);
+    st->st_dev = 12;
+    st->st_ino = f->ino;
+    st->st_nlink = 1;
+    st->st_mode = f->ops->mode;
+    st->st_blksize = 4096;
+    if (f->ops == &dev_ops)
+        st->st_rdev = 0x100 | "\3\5\7\10\11"[f->dev];
+}
+
+static u64 place(struct file *f)
+{
+    struct ringfile *r = RING(f);
+    return r->place == AT_END ? r->place = stat_now(f)->st_size : r->place;
+}
+
+static s64 read_piece(struct file *f, u64 piece, u64 len, u64 at)
+{
+    struct ringfile *r = RING(f);
+    int plain = S_ISREG(r->st.st_mode) && !(r->f.flags & O_ACCMODE);
+    u64 into = piece, want = len;
+    if (fresh(&r->read)) {
+        if (at - r->ahead_at < r->ahead_end - r->ahead_at) {
+            len = min64(len, r->ahead_end - at);
+            user_put(piece, r->ahead + (at - r->ahead_at), len);
+            return len;
+        }
+        if (at == r->end)
+            return 0;
+    }
+    if (plain && len < AHEAD && at && at == r->next) {
+        if (!r->ahead)
+            r->ahead = alloc(AHEAD);
+        into = (u64)r->ahead;
+        want = AHEAD;
+    }
+    r->ahead_end = r->ahead_at = 0;
+    r->end = NEVER;
+    s64 n = handle_call(f, into, want, at, AFW_OP_PREAD);
+    if (plain) {
+        stamp(&r->read);
+        if ((u64)n < want)
+            r->end = at + n;
+    }
+    if (into != piece) {
+        r->ahead_at = at;
+        r->ahead_end = at + n;
+        n = min64(n, len);
+        user_put(piece, r->ahead, n);
+    }
+    return n;
+}
+
+/* One piece after the other until one comes out short. */
+static s64 transfer(struct file *f, struct io *io, s64 pos, int write)
+{
+    u32 append = write ? f->flags & O_APPEND : 0;
+    u64 at = append ? NEVER : pos >= 0 ? (u64)pos : place(f);
+    s64 done = 0;
+    while (io->left) {
+        u64 len, piece = io_piece(io, &len);
+        s64 n = write ? handle_call(f, piece, len, at, AFW_OP_PWRITE) : read_piece(f, piece, len, at);
+        io_skip(io, n);
+        PROGRESS = done += n;
+        if (!append)
+            at += n;
+        if (pos < 0)
+            RING(f)->place = append ? AT_END : at;
+        if (!write)
+            RING(f)->next = at;
+        if ((u64)n < len)
+            break;
+    }
+    return done;
+}
+
+static s64 ring_read(struct file *f, struct io *io, u32 msg UNUSED, s64 pos) { return transfer(f, io, pos, 0); }
+static s64 ring_write(struct file *f, struct io *io, u32 msg UNUSED, s64 pos)
+{
+    files_changed++;
+    return transfer(f, io, pos, 1);
+}
+
+static void ring_close(struct file *f)
+{
+    kfree(RING(f)->ahead);
+    if (RING(f)->handle != NEVER)
+        ring_post(AFW_OP_CLOSE, RING(f)->handle, 0, 0, 0, 0, 0);
+}
+
+const struct ops ring_ops = {.size = sizeof(struct ringfile), .seek = 1, .read = ring_read, .write = ring_write, .close = ring_close};
+
+/* The host's handles are those of another VM now. */
+void ring_void(struct file *f)
+{
+    if (f->ops == &ring_ops)
+        RING(f)->handle = NEVER;
+}
+
+s64 ring_open(u64 path, u64 len, u64 flags, u64 mode, u64 base)
+{
+    struct ringfile *r = file_new(&ring_ops, flags);
+    r->handle = r->end = NEVER;
+    if (flags & (O_CREAT | O_TRUNC))
+        files_changed++;
+    s64 h = ring_call(AFW_OP_OPEN, path, len, flags & ~(u64)O_CLOEXEC, mode, base, (u64)&r->st);
+    if (h < 0)
+        return fput(&r->f, h);
+    r->handle = h;
+    if (!(flags & O_PATH))
+        r->f.flags |= 0100000;       /* O_LARGEFILE, as Linux shows it */
+    stamp(&r->stat);
+    return fd_install(r, flags);
+}
+
+/* ---- calls on a descriptor ---- */
+FD(lseek)
+{
+    s64 at = b, from = 0, size;
+    if (o->flags & O_PATH)
+        return -EBADF;
+    if (o->ops != &ring_ops)
+        return o->ops == &dev_ops ? 0 : -ESPIPE;
+    if (c == SEEK_CUR)
+        from = place(o);
+    else if (c > SEEK_HOLE)
+        return -EINVAL;
+    else if (c != SEEK_SET) {
+        size = stat_now(o)->st_size;
+        if (c == SEEK_END)
+            from = size;
+        else if ((u64)at >= (u64)size)
+            return -ENXIO;
+        else if (c == SEEK_HOLE)
+            at = size;
+    }
+    if (__builtin_add_overflow(at, from, &at) || at < 0)
+        return -EINVAL;
+    return RING(o)->place = at;
+}
+
+/* A ring call with the descriptor's handle first; other kinds of files give `others`. */
+static s64 on_handle(struct file *o, u64 x, u64 y, u64 z, u16 op, int others)
+{
+    if (o->ops != &ring_ops)
+        return others;
+    if (o->flags & O_PATH)
+        return -EBADF;
+    if (op != AFW_OP_FLOCK)
+        files_changed++;
+    return ring_call(op, RING(o)->handle, x, y, z, 0, 0);
+}
+FD(ftruncate) { return on_handle(o, b, 0, 0, AFW_OP_TRUNCATE, -EINVAL); }
+FD(fallocate) { return on_handle(o, b, c, d, AFW_OP_FALLOCATE, -ENODEV); }
+FD(fchmod) { return on_handle(o, b & 07777, 0, 0, AFW_OP_FCHMOD, 0); }
+FD(fsync) { return on_handle(o, 0, 0, 0, AFW_OP_FSYNC, -EINVAL); }
+FD(fstatfs) { return on_handle(o, b, 0, 0, AFW_OP_STATFS, -ENOSYS); }
+FD(syncfs) { return 0; }
+FD(fadvise64) { return o->ops->seek ? 0 : -ESPIPE; }
+
+FD(flock)
+{
+    if (o->ops != &ring_ops)
+        return 0;
+    for (;;) {
+        s64 r = ring_call(AFW_OP_FLOCK, RING(o)->handle, b, 0, 0, 0, 0);
+        if (r != -EAGAIN || b & LOCK_NB)
+            return r;
+        if (io_block(deadline_after(5000000)) == -EINTR)     /* nobody tells when another VM lets go */
+            return -ERESTARTSYS;
+    }
+}
+
+FD(getdents64)
+{
+    s64 n = ring_call(AFW_OP_READDIR, ring_base(o), b, c, RING(o)->place, 0, 0), at = 0;
+    while (at < n) {                 /* struct linux_dirent64: ino, off, reclen, ... */
+        RING(o)->place = *(u64 *)(b + at + 8);
+        at += *(u16 *)(b + at + 16);
+    }
+    return n;
+}
+
+FD(fstat)
+{
+    struct stat st;
+    file_stat(o, &st);
+    return user_put(b, &st, sizeof st);
+}

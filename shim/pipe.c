@@ -1,0 +1,212 @@
+/* Byte streams: the chan (one direction), and read, write and poll over a pair of them for pipes, sockets and stdio. */
+#include "io.h"
+#include <sys/ioctl.h>
+
+struct chan *chan_new(void *reader, void *writer)
+{
+    struct chan *c = alloc(sizeof *c);
+    c->head = &c->own[0];
+    c->tail = &c->own[1];
+    c->reader = reader;
+    c->writer = writer;
+    return c;
+}
+
+/* One side closes. */
+static void part(struct chan *c, struct file *f)
+{
+    if (!c)
+        return;
+    if (c->reader == f) {
+        c->reader = 0;
+        c->dead = 1;
+    } else {
+        c->writer = 0;
+        c->eof = 1;
+    }
+    file_notify(c->writer, ALL_EVENTS);
+    file_notify(c->reader, ALL_EVENTS);
+    if (!c->reader && !c->writer) {
+        kfree(c->base);
+        kfree(c);
+    }
+}
+
+u32 chan_used(struct chan *c)
+{
+    u32 head = __atomic_load_n(c->head, __ATOMIC_ACQUIRE);
+    return min32(head - __atomic_load_n(c->tail, __ATOMIC_ACQUIRE), c->size);
+}
+
+u32 chan_room(struct chan *c) { return CHAN_MAX - chan_used(c); }
+
+static u32 hflags(struct chan *c)
+{
+    return c->flow ? __atomic_load_n(&c->flow->hflags, __ATOMIC_ACQUIRE) : 0;
+}
+
+int chan_eof(struct chan *c) { return c->eof || hflags(c); }
+int chan_broken(struct chan *c) { return c->dead || hflags(c) & AFW_HF_RESET; }
+
+void chan_fit(struct chan *c, u32 more)
+{
+    u32 size = c->size ? c->size : 512, used = chan_used(c);
+    if (used + more <= c->size)
+        return;
+    while (size < used + more)
+        size *= 2;
+    struct io io;
+    u8 *base = alloc(size);
+    io_kernel(&io, base, used);
+    chan_copy(c, *c->tail, &io, used, 1);
+    kfree(c->base);
+    c->base = base;
+    c->size = size;
+    *c->tail = 0;
+    *c->head = used;
+}
+
+/* n bytes between io and the ring's free-running position `at`; indices stay. */
+void chan_copy(struct chan *c, u32 at, struct io *io, u32 n, int out)
+{
+    u32 i = at & (c->size - 1), first = min32(n, c->size - i);
+    io_copy(io, c->base + i, first, out);
+    io_copy(io, c->base, n - first, out);
+}
+
+void chan_consume(struct chan *c, u32 n)
+{
+    u32 room = chan_room(c);
+    __atomic_store_n(c->tail, *c->tail + n, __ATOMIC_RELEASE);
+    if (c->flow) {
+        if (room <= CHAN_MAX / 2)    /* the worker may have stopped for want of room */
+            flow_kick(c->flow);
+    } else if (c->frames || room < PIPE_BUF)
+        file_notify(c->writer, POLLOUT);
+}
+
+void chan_produce(struct chan *c, u32 n)
+{
+    __atomic_store_n(c->head, *c->head + n, __ATOMIC_RELEASE);
+    if (c->flow)
+        flow_kick(c->flow);
+    else
+        file_notify(c->reader, POLLIN);
+}
+
+/* The error a broken stream has to tell, once. */
+static void tell(struct stream *s, struct chan *c)
+{
+    if (s->sock)
+        sock_error(s->sock);
+    if (c->reset < 2 && (c->reset || hflags(c) & AFW_HF_RESET)) {
+        c->reset = 2;
+        leave(-(c->flow ? flow_error(c->flow, ECONNRESET) : ECONNRESET));
+    }
+}
+
+void broken_pipe(u32 msg)
+{
+    if (!(msg & MSG_NOSIGNAL))
+        signal_send(current, SIGPIPE, SI_KERNEL, 0);
+    leave(-EPIPE);
+}
+
+s64 chan_read(struct file *f, struct io *io, u32 msg, s64 pos UNUSED)
+{
+    struct stream *s = STREAM(f);
+    struct chan *c = s->rx;
+    u64 deadline = sock_deadline(s->sock, SO_RCVTIMEO);
+    s64 done = 0;
+    while (io->left) {
+        int eof = chan_eof(c);       /* before the bytes: what came ahead of the end is read first */
+        u32 n = min64(chan_used(c), io->left);
+        if (n) {
+            chan_copy(c, *c->tail, io, n, 1);
+            if (msg & MSG_PEEK)
+                return n;
+            chan_consume(c, n);
+            PROGRESS = done += n;
+            if (!(msg & MSG_WAITALL))
+                break;
+        } else {
+            tell(s, c);
+            if (eof)
+                break;
+            file_wait(f, msg, deadline);
+        }
+    }
+    return done;
+}
+
+s64 chan_write(struct file *f, struct io *io, u32 msg, s64 pos UNUSED)
+{
+    struct stream *s = STREAM(f);
+    struct chan *c = s->tx;
+    u64 deadline = sock_deadline(s->sock, SO_SNDTIMEO);
+    u32 least = s->sock || io->left > PIPE_BUF ? 1 : io->left;    /* pipes: a small write is whole */
+    s64 done = 0;
+    while (io->left) {
+        u32 room = chan_room(c), n = min64(room, io->left);
+        tell(s, c);
+        if (chan_broken(c))
+            broken_pipe(msg);
+        if (room >= least) {
+            chan_fit(c, n);
+            chan_copy(c, *c->head, io, n, 0);
+            chan_produce(c, n);
+            PROGRESS = done += n;
+        } else
+            file_wait(f, msg, deadline);
+    }
+    return done;
+}
+
+s64 chan_ioctl(struct file *f, u64 cmd, u64 arg)
+{
+    struct chan *c = STREAM(f)->rx;
+    int n = c ? chan_used(c) : 0;
+    return cmd == FIONREAD ? user_put(arg, &n, sizeof n) : -ENOTTY;
+}
+
+static u32 pipe_poll(struct file *f)
+{
+    struct stream *s = STREAM(f);
+    u32 m = 0;
+    if (s->rx)
+        m = (chan_eof(s->rx) ? POLLHUP : 0) | (chan_used(s->rx) ? POLLIN | POLLRDNORM : 0);
+    if (s->tx) {
+        if (chan_broken(s->tx))
+            m |= POLLERR | POLLOUT | POLLWRNORM;
+        if (chan_room(s->tx) >= PIPE_BUF)
+            m |= POLLOUT | POLLWRNORM;
+    }
+    return m;
+}
+
+void stream_close(struct file *f)
+{
+    struct stream *s = STREAM(f);
+    struct chan *rx = s->rx, *tx = s->tx;
+    if ((rx && rx->flow) || (tx && tx->flow)) {
+        flow_leave(rx, tx);
+        return;
+    }
+    if (s->sock && tx && rx && !rx->frames && chan_used(rx))
+        tx->reset = 1;               /* bytes nobody will read: the other side is told */
+    part(rx, f);
+    part(tx, f);
+}
+
+const struct ops pipe_ops = {
+    .size = sizeof(struct stream), .mode = S_IFIFO | 0600, .read = chan_read, .write = chan_write, .poll = pipe_poll,
+    .ioctl = chan_ioctl, .close = stream_close,
+};
+
+PL(pipe2)
+{
+    struct stream *r = file_new(&pipe_ops, b), *w = file_new(&pipe_ops, b | O_WRONLY);
+    r->rx = w->tx = chan_new(r, w);
+    return fd_pair(r, w, b, a);
+}
+PL(pipe) { return pl_pipe2(a, 0, 0, 0, 0, 0); }

@@ -1,0 +1,365 @@
+/* Sockets: making, naming and connecting them, inside the VM and over flows. What is sent and received: sockio.c. */
+#include "io.h"
+#include <netinet/in.h>
+
+#define QUEUE_MAX 4096
+
+static struct sock *bound;           /* all that have a name of their own */
+
+void sock_error(struct sock *s)
+{
+    int e = s->error;
+    s->error = 0;
+    if (e)
+        leave(-e);
+}
+
+static struct sock *sock_new(u32 domain, u32 type, u32 flags)
+{
+    struct sock *s = file_new(&sock_ops, (flags & O_NONBLOCK) | O_RDWR);
+    s->s.sock = s;
+    s->domain = domain;
+    s->type = type;
+    if (domain == AF_INET)
+        addr_map4(s->local.b, &s->backlog);          /* 0.0.0.0 */
+    if (s->type == SOCK_DGRAM) {
+        s->s.rx = chan_new(s, 0);
+        s->s.rx->frames = 1;
+    }
+    return s;
+}
+
+static void check_kind(u32 domain, u32 type, u32 protocol)
+{
+    u32 kind = type & 0xf;
+    if (domain != AF_UNIX && domain != AF_INET && domain != AF_INET6)
+        leave(-EAFNOSUPPORT);
+    if (kind != SOCK_STREAM && kind != SOCK_DGRAM)
+        leave(kind == SOCK_RAW ? -EPERM : -ESOCKTNOSUPPORT);
+    if (protocol && domain != AF_UNIX && protocol != (kind == SOCK_STREAM ? IPPROTO_TCP : IPPROTO_UDP))
+        leave(-EPROTONOSUPPORT);
+}
+
+PL(socket)
+{
+    check_kind(a, b, c);
+    return fd_install(sock_new(a, b & 0xf, b), b);
+}
+
+/* Two fresh sockets become a connection. */
+static void join(struct sock *s, struct sock *t)
+{
+    if (s->type == SOCK_STREAM) {
+        t->s.rx = chan_new(t, 0);
+        s->s.rx = chan_new(s, 0);
+    }
+    s->s.tx = t->s.rx;
+    t->s.tx = s->s.rx;
+    s->s.rx->writer = &t->s.f;
+    t->s.rx->writer = &s->s.f;
+    s->state = t->state = S_CONNECTED;
+}
+
+PL(socketpair)
+{
+    check_kind(a, b, c);
+    if (a != AF_UNIX)
+        return -EOPNOTSUPP;
+    struct sock *s = sock_new(a, b & 0xf, b), *t = sock_new(a, b & 0xf, b);
+    join(s, t);
+    return fd_pair(s, t, b, d);
+}
+
+/* ---- names ---- */
+/* Does what is bound to `name` get what is sent to `to`? Unix names are equal or not. */
+static int covers(const struct addr *name, const struct addr *to, u32 domain)
+{
+    if (domain != AF_UNIX && addr_any(name))
+        return addr_v4(name->b) == addr_v4(to->b);
+    return name->len == to->len && !memcmp(name->b, to->b, domain == AF_UNIX ? name->len : 16);
+}
+
+static int alike(struct sock *o, struct sock *s, const struct addr *a)
+{
+    return o->type == s->type && (o->domain == AF_UNIX) == (s->domain == AF_UNIX) && o->local.port == a->port;
+}
+
+/* The socket of from's kind that gets what is sent to a. */
+struct sock *sock_find(struct sock *from, const struct addr *a)
+{
+    struct sock *both = 0;
+    for (struct sock *o = bound; o; o = o->next)
+        if (alike(o, from, a) && (o->type == SOCK_DGRAM || o->state == S_LISTEN)) {
+            if (covers(&o->local, a, o->domain))
+                return o;
+            if (o->domain == AF_INET6 && addr_any(&o->local))
+                both = o;            /* takes IPv4 if nobody else does */
+        }
+    return both;
+}
+
+static int taken(struct sock *s, const struct addr *a)
+{
+    for (struct sock *o = bound; o; o = o->next)
+        if (alike(o, s, a) && (covers(a, &o->local, s->domain) || covers(&o->local, a, s->domain)) &&
+            !(s->domain != AF_UNIX && o->state != S_LISTEN && sock_opt(s, SOL_SOCKET << 16 | SO_REUSEADDR) &&
+              sock_opt(o, SOL_SOCKET << 16 | SO_REUSEADDR)))
+            return 1;
+    return 0;
+}
+
+/* A name that nobody has. */
+static void invent(struct sock *s, struct addr *a)
+{
+    static u16 next;
+    if (!next)
+        random_bytes(&next, sizeof next);
+    do {
+        if (s->domain == AF_UNIX) {
+            a->len = 3;
+            memcpy(a->b + 1, &next, 2);
+        } else
+            a->port = next | 0x8000;
+        next++;
+    } while (taken(s, a));
+}
+
+static void bind_to(struct sock *s, struct addr *a)
+{
+    if (!(s->domain == AF_UNIX ? a->len : a->port))
+        invent(s, a);
+    else if (taken(s, a))
+        leave(-EADDRINUSE);
+    if (a->len && a->b[0]) {         /* the file stands for the name, as elsewhere */
+        s64 fd = ring_open((u64)a->b, a->len, O_CREAT | O_EXCL | O_WRONLY, 0755, AFW_CWD);
+        if (fd < 0)
+            leave(fd == -EEXIST ? -EADDRINUSE : fd);
+        fd_uninstall(fd);
+    }
+    s->local = *a;
+    s->bound = 1;
+    s->next = bound;
+    bound = s;
+}
+
+void sock_autobind(struct sock *s)
+{
+    struct addr a = s->local;
+    if (!s->bound && s->domain != AF_UNIX)
+        bind_to(s, &a);
+}
+
+SK(bind)
+{
+    struct addr name;
+    addr_get(s->domain, b, c, &name);
+    if (s->bound || s->state != S_NEW)
+        return -EINVAL;
+    if (s->domain != AF_UNIX && !addr_local(&name))
+        return -EADDRNOTAVAIL;
+    bind_to(s, &name);
+    return 0;
+}
+
+SK(getsockname)
+{
+    struct addr name;
+    sock_progress(s);
+    sock_source(s, &s->peer, &name);
+    return addr_put(s->domain, s->state == S_CONNECTED ? &name : &s->local, b, c);
+}
+
+SK(getpeername)
+{
+    sock_progress(s);
+    return s->state == S_CONNECTED ? addr_put(s->domain, &s->peer, b, c) : -ENOTCONN;
+}
+
+/* ---- connections ---- */
+SK(listen)
+{
+    if (s->type == SOCK_DGRAM)
+        return -EOPNOTSUPP;
+    if (s->state > S_LISTEN)
+        return -EINVAL;
+    sock_autobind(s);
+    s->state = S_LISTEN;
+    s->backlog = min32(b, QUEUE_MAX);
+    return 0;
+}
+
+SK(accept4)
+{
+    u64 deadline = sock_deadline(s, SO_RCVTIMEO);
+    while (s->state == S_LISTEN && !s->queue)
+        file_wait(s, 0, deadline);
+    if (s->state != S_LISTEN)
+        return s->type == SOCK_DGRAM ? -EOPNOTSUPP : -EINVAL;
+    struct sock *n = s->queue;
+    addr_put(n->domain, &n->peer, b, c);
+    s->queue = n->pending;
+    s->queued--;
+    file_notify(s, 0);               /* a connect() may wait for room */
+    n->s.f.flags |= d & O_NONBLOCK;
+    return fd_install(n, d);
+}
+SK(accept) { return sk_accept4(s, b, c, 0, 0, 0); }
+
+/* A stream to somebody who listens in this VM. */
+static void connect_here(struct sock *s, const struct addr *a)
+{
+    struct sock *l, **end;
+    for (;;) {
+        l = sock_find(s, a);
+        if (!l)
+            leave(a->b[0] && s->domain == AF_UNIX ? -ENOENT : -ECONNREFUSED);
+        if (l->queued <= l->backlog || (s->domain != AF_UNIX && LATER(s)))
+            break;
+        if (LATER(s))
+            leave(-EAGAIN);
+        l->s.f.refs++;
+        int r = io_wait(&l->s.f.wq, sock_deadline(s, SO_SNDTIMEO));
+        fput(&l->s.f, 0);
+        if (r)
+            leave(r == -EINTR ? -ERESTARTSYS : -EAGAIN);
+    }
+    struct sock *n = sock_new(l->domain, SOCK_STREAM, 0);
+    join(s, n);
+    n->local = s->peer = *a;
+    sock_source(s, a, &n->peer);
+    for (end = &l->queue; *end; end = &(*end)->pending)
+        ;
+    *end = n;
+    l->queued++;
+    file_notify(l, POLLIN);
+}
+
+void sock_progress(struct sock *s)
+{
+    if (s->state != S_CONNECTING)
+        return;
+    volatile struct afw_flow *f = s->s.rx->flow;
+    u32 state = __atomic_load_n(&f->hstate, __ATOMIC_ACQUIRE);
+    if (state == AFW_H_OPEN) {
+        s->state = S_CONNECTED;
+        s->local.port = f->local_port;
+    } else if (state != AFW_H_OPENING) {
+        s->error = flow_error(f, ECONNREFUSED);
+        s->state = S_NEW;
+        flow_leave(s->s.rx, s->s.tx);
+        s->s.rx = s->s.tx = 0;
+    }
+}
+
+static void connect_stream(struct sock *s, struct addr *a)
+{
+    u64 deadline = sock_deadline(s, SO_SNDTIMEO);
+    sock_progress(s);
+    sock_error(s);
+    if (s->state == S_CONNECTING && LATER(s))
+        leave(-EALREADY);
+    if (s->state == S_NEW) {
+        if (s->domain == AF_UNIX || addr_local(a)) {
+            if (s->domain != AF_UNIX) {
+                if (addr_any(a)) {   /* to "any" means to oneself */
+                    if (addr_v4(a->b))
+                        a->b[12] = 127;
+                    a->b[15] = 1;
+                }
+                if (!s->local.port)
+                    invent(s, &s->local);
+            }
+            connect_here(s, a);
+            return;
+        }
+        flow_open(s, &s->s.rx, &s->s.tx, AFW_KIND_TCP, a->b, a->port);
+        s->peer = *a;
+        s->state = S_CONNECTING;
+        if (LATER(s))
+            leave(-EINPROGRESS);
+    } else if (s->state != S_CONNECTING)
+        leave(-EISCONN);
+    while (sock_progress(s), s->state == S_CONNECTING)
+        file_wait(s, 0, deadline);
+    sock_error(s);
+}
+
+SK(connect)
+{
+    struct addr name;
+    u16 family;
+    user_get(&family, b, sizeof family);
+    if (family == AF_UNSPEC && s->type == SOCK_DGRAM) {
+        s->state = S_NEW;
+        return 0;
+    }
+    addr_get(s->domain, b, c, &name);
+    if (s->type == SOCK_STREAM) {
+        connect_stream(s, &name);
+        return 0;
+    }
+    if (s->domain == AF_UNIX)        /* datagrams between unix sockets: socketpair() only */
+        return -ECONNREFUSED;
+    sock_autobind(s);
+    s->peer = name;
+    s->state = S_CONNECTED;
+    return 0;
+}
+
+SK(shutdown)
+{
+    struct chan *rx = s->s.rx, *tx = s->s.tx;
+    u32 how = b + 1;
+    if (how - 1 > 2)
+        return -EINVAL;
+    if (s->state == S_LISTEN && how & 1)
+        s->state = S_NEW;            /* accept() gives up */
+    else {
+        sock_progress(s);
+        if (s->state != S_CONNECTED)
+            return -ENOTCONN;
+        s->shut |= how;
+        if (how & 2 && tx) {
+            tx->eof = 1;
+            if (tx->flow)
+                flow_gflags(tx->flow, AFW_G_TX_EOF);
+            else
+                file_notify(tx->reader, ALL_EVENTS);
+        }
+        if (how & 1) {
+            rx->eof = 1;
+            if (rx->flow)
+                flow_gflags(rx->flow, AFW_G_RX_OFF);
+            else if (s->domain == AF_UNIX) {
+                rx->dead = 1;
+                file_notify(rx->writer, ALL_EVENTS);
+            }
+        }
+    }
+    file_notify(s, ALL_EVENTS);
+    return 0;
+}
+
+/* ---- the end ---- */
+void sock_close(struct file *f)
+{
+    struct sock *s = (struct sock *)f;
+    struct sock **p = &bound;
+    while (*p && *p != s)
+        p = &(*p)->next;
+    if (*p)
+        *p = s->next;
+    while (s->queue) {
+        struct sock *n = s->queue;
+        s->queue = n->pending;
+        fput(&n->s.f, 0);
+    }
+    while (s->opts) {
+        struct opt *o = s->opts;
+        s->opts = o->next;
+        kfree(o);
+    }
+    if (s->frx)
+        flow_leave(s->frx, s->ftx);
+    stream_close(f);
+}

@@ -1,0 +1,279 @@
+/* What sockets send and receive; their poll. */
+#include "io.h"
+#include <sys/ioctl.h>
+
+/* ---- datagrams: frames of struct afw_dgram + payload ---- */
+/* The frame to read next: its chan and its head, or 0. */
+static struct chan *next_frame(struct sock *s, struct afw_dgram *h)
+{
+    struct chan *c = s->s.rx;
+    struct io io;
+    if (!chan_used(c))
+        c = s->frx;
+    if (!c || chan_used(c) < FRAME)
+        return 0;
+    io_kernel(&io, h, FRAME);
+    chan_copy(c, *c->tail, &io, FRAME, 1);
+    h->len = min32(h->len, chan_used(c) - FRAME);
+    return c;
+}
+
+/* -> bytes, or the frame's length with MSG_TRUNC */
+static s64 dgram_recv(struct sock *s, struct io *io, u32 msg, struct addr *from, u32 *out_flags)
+{
+    u64 deadline = sock_deadline(s, SO_RCVTIMEO);
+    struct afw_dgram h;
+    struct chan *c;
+    while (!(c = next_frame(s, &h))) {
+        sock_error(s);
+        if (s->shut & 1)
+            return 0;
+        file_wait(s, msg, deadline);
+    }
+    u32 n = min64(h.len, io->left);
+    chan_copy(c, *c->tail + FRAME, io, n, 1);
+    if (!(msg & MSG_PEEK))
+        chan_consume(c, FRAME + h.len);
+    from->port = h.port;
+    if (h.family == AF_INET6)
+        memcpy(from->b, h.addr, 16);
+    else
+        addr_map4(from->b, h.addr);
+    if (n < h.len)
+        *out_flags = MSG_TRUNC;
+    return msg & MSG_TRUNC ? h.len : n;
+}
+
+/* The chan for a datagram to `to` (0: the peer); 0: it gets lost. *show: the address it carries. */
+static struct chan *receiver(struct sock *s, const struct addr *to, struct addr *show)
+{
+    if (s->s.tx)
+        return s->s.tx;
+    if (!to) {
+        if (s->state != S_CONNECTED)
+            leave(s->domain == AF_UNIX ? -ENOTCONN : -EDESTADDRREQ);
+        to = &s->peer;
+    }
+    sock_autobind(s);
+    if (!addr_local(to)) {
+        *show = *to;
+        if (!s->ftx)
+            flow_open(s, &s->frx, &s->ftx, AFW_KIND_UDP, to->b, to->port);
+        return s->ftx;
+    }
+    struct sock *t = sock_find(s, to);
+    sock_source(s, to, show);
+    if (t && t->state == S_CONNECTED && t->peer.port != show->port)
+        return 0;                    /* it hears its peer only */
+    if (t)
+        return t->s.rx;
+    if (s->state == S_CONNECTED) {
+        s->error = ECONNREFUSED;     /* as the ICMP message would say */
+        file_notify(s, ALL_EVENTS);
+    }
+    return 0;
+}
+
+static s64 dgram_send(struct sock *s, struct io *io, u32 msg, const struct addr *to)
+{
+    struct afw_dgram h = {.len = io->left};
+    struct addr show = {0};
+    u64 n = io->left, deadline = sock_deadline(s, SO_SNDTIMEO);
+    struct chan *c;
+    struct io head;
+    if (n > 65507)
+        return -EMSGSIZE;
+    if (s->shut & 2)
+        broken_pipe(msg);
+    for (;;) {
+        sock_error(s);
+        c = receiver(s, to, &show);
+        if (c && c->dead)
+            return -ECONNREFUSED;
+        if (c && chan_room(c) >= FRAME + n)
+            break;
+        if (!c || c->writer != &s->s.f)
+            return n;                /* UDP: lost */
+        file_wait(s, msg, deadline);
+    }
+    int v4 = addr_v4(show.b);
+    h.port = show.port;
+    h.family = v4 ? AF_INET : AF_INET6;
+    memcpy(h.addr, show.b + (v4 ? 12 : 0), v4 ? 4 : 16);
+    chan_fit(c, FRAME + n);
+    io_kernel(&head, &h, FRAME);
+    chan_copy(c, *c->head, &head, FRAME, 0);
+    chan_copy(c, *c->head + FRAME, io, n, 0);
+    chan_produce(c, FRAME + n);
+    return n;
+}
+
+/* ---- streams ---- */
+/* Waits for a connect under way; not connected: 0. */
+static int connected(struct sock *s, u32 msg, u32 name)
+{
+    u64 deadline = sock_deadline(s, name);
+    while (sock_progress(s), s->state == S_CONNECTING)
+        file_wait(s, msg, deadline);
+    sock_error(s);
+    return s->state == S_CONNECTED;
+}
+
+static s64 sock_recv(struct sock *s, struct io *io, u32 msg, struct addr *from, u32 *out_flags)
+{
+    *out_flags = 0;
+    if (msg & (MSG_ERRQUEUE | MSG_OOB))
+        leave(msg & MSG_OOB ? -EINVAL : -EAGAIN);
+    if (s->type == SOCK_DGRAM)
+        return dgram_recv(s, io, msg, from, out_flags);
+    if (!connected(s, msg, SO_RCVTIMEO))
+        leave(-ENOTCONN);
+    return chan_read(&s->s.f, io, msg, 0);
+}
+
+static s64 sock_send(struct sock *s, struct io *io, u32 msg, const struct addr *to)
+{
+    if (msg & MSG_OOB)
+        leave(-EOPNOTSUPP);
+    if (s->type == SOCK_DGRAM)
+        return dgram_send(s, io, msg, to);
+    if (!connected(s, msg, SO_SNDTIMEO)) {
+        if (s->domain == AF_UNIX)
+            leave(-ENOTCONN);
+        broken_pipe(msg);
+    }
+    return chan_write(&s->s.f, io, msg, 0);
+}
+
+static s64 sock_read(struct file *f, struct io *io, u32 msg, s64 pos UNUSED)
+{
+    struct addr from;
+    u32 flags;
+    return sock_recv((struct sock *)f, io, msg, &from, &flags);
+}
+
+static s64 sock_write(struct file *f, struct io *io, u32 msg, s64 pos UNUSED)
+{
+    return sock_send((struct sock *)f, io, msg, 0);
+}
+
+static u32 sock_poll(struct file *f)
+{
+    struct sock *s = (struct sock *)f;
+    struct chan *rx = s->s.rx, *tx = s->s.tx;
+    struct afw_dgram h;
+    sock_progress(s);
+    u32 m = s->error ? POLLERR | POLLIN | POLLRDNORM : 0;
+    if (s->state == S_CONNECTING)
+        return 0;
+    if (s->state == S_LISTEN)
+        return s->queue ? POLLIN | POLLRDNORM : 0;
+    if (s->type == SOCK_DGRAM) {
+        tx = tx ? tx : s->ftx;
+        if (next_frame(s, &h) || s->shut & 1)
+            m |= POLLIN | POLLRDNORM;
+        if (!tx || tx->dead || chan_room(tx) >= 0x4000)
+            m |= POLLOUT | POLLWRNORM;
+        return m;
+    }
+    if (s->state == S_NEW)
+        return m | POLLOUT | POLLWRNORM | POLLHUP;
+    if (chan_eof(rx))
+        m |= POLLIN | POLLRDNORM | POLLRDHUP;
+    if (chan_used(rx))
+        m |= POLLIN | POLLRDNORM;
+    if (tx->eof || chan_broken(tx) || chan_room(tx) >= PIPE_BUF)
+        m |= POLLOUT | POLLWRNORM;
+    if (chan_eof(rx) && (tx->eof || (chan_broken(tx) && (tx->flow || s->domain == AF_UNIX))))
+        m |= POLLHUP;
+    return m;
+}
+
+static s64 sock_ioctl(struct file *f, u64 cmd, u64 arg)
+{
+    struct afw_dgram h;
+    int n = 0;
+    if (((struct sock *)f)->type != SOCK_DGRAM || cmd != FIONREAD)
+        return chan_ioctl(f, cmd, arg);
+    if (next_frame((struct sock *)f, &h))
+        n = h.len;
+    return user_put(arg, &n, sizeof n);
+}
+
+const struct ops sock_ops = {
+    .size = sizeof(struct sock), .mode = S_IFSOCK | 0777, .read = sock_read, .write = sock_write, .poll = sock_poll, .ioctl = sock_ioctl,
+    .close = sock_close,
+};
+
+/* ---- calls ---- */
+/* recvfrom and recvmsg show a name for datagrams; streams have none. */
+static void name_out(struct sock *s, const struct addr *from, u64 user, u64 user_len)
+{
+    int none = 0;
+    if (s->type == SOCK_DGRAM && s->domain != AF_UNIX)
+        addr_put(s->domain, from, user, user_len);
+    else if (user)
+        user_put(user_len, &none, sizeof none);
+}
+
+static s64 send_to(struct sock *s, struct io *io, u32 msg, u64 name, u64 len)
+{
+    struct addr to;
+    if (!name || s->type != SOCK_DGRAM)
+        return sock_send(s, io, msg, 0);
+    addr_get(s->domain, name, len, &to);
+    return sock_send(s, io, msg, &to);
+}
+SK(sendto)
+{
+    struct io io;
+    io_buf(&io, b, c);
+    return send_to(s, &io, d, e, f);
+}
+static s64 send_message(struct sock *s, u64 user, u32 msg)
+{
+    struct msghdr m;
+    struct io io;
+    user_get(&m, user, sizeof m);
+    if (m.msg_controllen && s->domain == AF_UNIX)
+        leave(-EOPNOTSUPP);          /* descriptors do not travel; to lose them in silence would be worse */
+    io_vec(&io, (u64)m.msg_iov, m.msg_iovlen);
+    return send_to(s, &io, msg, m.msg_namelen ? (u64)m.msg_name : 0, m.msg_namelen);
+}
+SK(sendmsg) { return send_message(s, b, c); }
+SK(sendmmsg)
+{
+    for (u32 i = 0; i < c;) {
+        u32 n = send_message(s, b, d);
+        user_put(b + offsetof(struct mmsghdr, msg_len), &n, sizeof n);
+        b += sizeof(struct mmsghdr);
+        PROGRESS = ++i;
+    }
+    return c;
+}
+
+SK(recvfrom)
+{
+    struct addr from;
+    struct io io;
+    u32 flags;
+    io_buf(&io, b, c);
+    s64 r = sock_recv(s, &io, d, &from, &flags);
+    name_out(s, &from, e, f);
+    return r;
+}
+SK(recvmsg)
+{
+    struct addr from;
+    struct msghdr m;
+    struct io io;
+    u32 flags;
+    user_get(&m, b, sizeof m);
+    io_vec(&io, (u64)m.msg_iov, m.msg_iovlen);
+    s64 r = sock_recv(s, &io, c, &from, &flags);
+    m.msg_controllen = 0;
+    m.msg_flags = flags;
+    user_put(b, &m, sizeof m);
+    name_out(s, &from, (u64)m.msg_name, b + offsetof(struct msghdr, msg_namelen));
+    return r;
+}
