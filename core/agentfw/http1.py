@@ -45,12 +45,13 @@ class Headers:
     __slots__ = ("_items",)
 
     def __init__(self, items: Iterable[tuple[str, str]] = ()) -> None:
-        self._items: list[tuple[str, str]] = []
+        self._items: list[tuple[str, str, str]] = []
+        """(name in lower case, name, value)"""
         for name, value in items:
             self.add(name, value)
 
     @classmethod
-    def _trusted(cls, items: list[tuple[str, str]]) -> Headers:
+    def _trusted(cls, items: list[tuple[str, str, str]]) -> Headers:
         self = cls.__new__(cls)
         self._items = items
         return self
@@ -58,14 +59,14 @@ class Headers:
     def get(self, name: str, default: str | None = None) -> str | None:
         """The first value of that name."""
         name = name.lower()
-        for key, value in self._items:
-            if key.lower() == name:
+        for lower, _, value in self._items:
+            if lower == name:
                 return value
         return default
 
     def get_all(self, name: str) -> list[str]:
         name = name.lower()
-        return [value for key, value in self._items if key.lower() == name]
+        return [value for lower, _, value in self._items if lower == name]
 
     def tokens(self, name: str) -> list[str]:
         """The comma-separated elements of all fields of that name, lower case."""
@@ -77,20 +78,20 @@ class Headers:
             raise ValueError(f"not a header name: {ascii(name)[:80]}")
         if not _VALUE.match(value) or not _latin1(value):
             raise ValueError(f"the value of header {name} has characters that a header cannot carry")
-        self._items.append((name, value.strip(" \t")))
+        self._items.append((name.lower(), name, value.strip(" \t")))
 
     def set(self, name: str, value: str) -> None:
         """Replace the first field of that name in place and remove the others; append if there is none."""
         lower = name.lower()
-        place = next((i for i, (key, _) in enumerate(self._items) if key.lower() == lower), None)
+        place = next((i for i, item in enumerate(self._items) if item[0] == lower), None)
         self.add(name, value)
         if place is not None:
             self._items[place] = self._items.pop()
-            self._items[place + 1 :] = [item for item in self._items[place + 1 :] if item[0].lower() != lower]
+            self._items[place + 1 :] = [item for item in self._items[place + 1 :] if item[0] != lower]
 
-    def remove(self, name: str) -> None:
-        name = name.lower()
-        self._items = [item for item in self._items if item[0].lower() != name]
+    def remove(self, *names: str) -> None:
+        gone = {name.lower() for name in names}
+        self._items = [item for item in self._items if item[0] not in gone]
 
     def copy(self) -> Headers:
         return Headers._trusted(list(self._items))
@@ -99,23 +100,23 @@ class Headers:
         return isinstance(name, str) and self.get(name) is not None
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        return iter(tuple(self._items))
+        return iter([(name, value) for _, name, value in self._items])
 
     def __len__(self) -> int:
         return len(self._items)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Headers) and self._items == other._items
+        return isinstance(other, Headers) and list(self) == list(other)
 
     def strip_hop_by_hop(self) -> None:
         """Remove what concerns one connection only: HOP_BY_HOP and whatever `Connection` names."""
         gone = HOP_BY_HOP.union(self.tokens("connection"))
-        self._items = [item for item in self._items if item[0].lower() not in gone]
+        self._items = [item for item in self._items if item[0] not in gone]
 
     __hash__ = None  # type: ignore[assignment]  # mutable
 
     def __repr__(self) -> str:
-        return f"<Headers {', '.join(name for name, _ in self._items)}>"
+        return f"<Headers {', '.join(name for _, name, _ in self._items)}>"
 
 
 def _latin1(value: str) -> bool:
@@ -219,7 +220,8 @@ def _parse_fields(lines: list[bytes]) -> Headers:
         match = _FIELD.match(line)
         if match is None:  # folded lines, blanks before the colon, control characters, bare CR
             raise ProtocolError("bad header field")
-        items.append((match[1].decode(), match[2].strip(b" \t").decode("latin-1")))
+        name = match[1].decode()
+        items.append((name.lower(), name, match[2].strip(b" \t").decode("latin-1")))
     return Headers._trusted(items)
 
 

@@ -246,8 +246,7 @@ class Exchange:
 
     def _encode_request(self, request: RequestHead) -> bytes:
         headers = request.headers
-        for name in _FRAMING:
-            headers.remove(name)
+        headers.remove(*_FRAMING)
         headers.set("Host", self.destination.authority)
         if self.framing.chunked:
             headers.remove("content-length")
@@ -425,8 +424,7 @@ class BodyWriter:
         self.delimited = True
         """The guest can tell where the body ends."""
         headers = head.headers
-        for name in _FRAMING:
-            headers.remove(name)
+        headers.remove(*_FRAMING)
         if framing is NO_BODY:
             if head.status == 204 or len(lengths) != 1 or not lengths[0].isdigit():
                 headers.remove("content-length")

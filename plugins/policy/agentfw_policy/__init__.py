@@ -20,6 +20,9 @@ import msgspec
 from agentfw import Agent, ConfigError, Denied, Destination, hookimpl
 from agentfw.destination import is_address, parse_authority, parse_host
 
+MAX_KNOWN = 4096
+"""Destinations whose pattern is remembered."""
+
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -42,6 +45,7 @@ class RuleList:
         self._hosts: dict[str, dict[int, str]] = {}
         """host, ".suffix" or "" (any) -> port (0: all) -> the pattern as written"""
         self.networks: list[tuple[Network, str]] = []
+        self._known: dict[Destination, str | None] = {}
         for i, pattern in enumerate(patterns):
             try:
                 self._add(pattern)
@@ -67,6 +71,15 @@ class RuleList:
 
     def match(self, destination: Destination) -> str | None:
         """The pattern that fits, as written. For scheme "dns" in an allow list any port fits, in a deny list only "all"."""
+        try:
+            return self._known[destination]
+        except KeyError:
+            if len(self._known) >= MAX_KNOWN:  # agents choose the names
+                self._known.clear()
+            found = self._known[destination] = self._match(destination)
+            return found
+
+    def _match(self, destination: Destination) -> str | None:
         host = destination.host
         if destination.is_address:
             address = ipaddress.ip_address(host)
