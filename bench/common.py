@@ -1,0 +1,41 @@
+"""What the benchmarks share: running a program natively and in a VM, medians, a table."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+AGENTFW = [sys.executable, "-m", "agentfw", "run", "-q"]
+
+
+def native(script: Path, *args: str) -> Any:
+    """Run `script` with this interpreter; it prints one JSON document."""
+    return _json([sys.executable, str(script), *args])
+
+
+def in_vm(script: Path, *args: str, options: tuple[str, ...] = ()) -> Any:
+    """Run `script` by `agentfw run`; it prints one JSON document."""
+    return _json([*AGENTFW, *options, str(script), *args])
+
+
+def _json(command: list[str]) -> Any:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise SystemExit(f"error: `{' '.join(command)}` exited with {done.returncode}\n{done.stderr}")
+    return json.loads(done.stdout)
+
+
+def median_rows(rows: list[dict[str, float]]) -> dict[str, float]:
+    return {key: statistics.median(row[key] for row in rows) for key in rows[0]}
+
+
+def mem_available() -> int:
+    """MemAvailable of this machine, bytes: the kernel's own memory is in it."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise SystemExit("error: /proc/meminfo has no MemAvailable")
