@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-AGENTFW = [sys.executable, "-m", "agentfw", "run", "-q"]
+AGENTFW = [str(Path(sys.executable).with_name("agentfw")), "run", "-q"]
 
 
 def native(script: Path, *args: str) -> Any:

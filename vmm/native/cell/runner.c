@@ -106,6 +106,15 @@ static struct machine *machine_new(struct runner *r, uint32_t id)
     return m;
 }
 
+/* KVM gives up making a VM when a signal is pending (mm_take_all_locks: EINTR): no ticks meanwhile. */
+static void ticks(bool on)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGNAL_TICK);
+    pthread_sigmask(on ? SIG_UNBLOCK : SIG_BLOCK, &set, 0);
+}
+
 static void start_vm(struct runner *r, const struct afw_command *c)
 {
     struct machine *m = r->machine[c->vm];
@@ -149,7 +158,9 @@ static void obey(struct runner *r, const struct afw_command *c)
         return;
     }
     if (c->type == AFW_CMD_BOOT || c->type == AFW_CMD_RESTORE) {
+        ticks(false);
         start_vm(r, c);
+        ticks(true);
         return;
     }
     struct machine *m = r->machine[c->vm];
@@ -255,14 +266,11 @@ void runners_release(void)
 static void *runner_main(void *arg)
 {
     struct runner *r = arg;
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGNAL_TICK);
     struct sigevent sev = {.sigev_notify = SIGEV_THREAD_ID, .sigev_signo = SIGNAL_TICK};
     sev.sigev_notify_thread_id = (pid_t)syscall(SYS_gettid);
     if (timer_create(CLOCK_MONOTONIC, &sev, &r->timer))
         abort();
-    pthread_sigmask(SIG_UNBLOCK, &set, 0);
+    ticks(true);
     sem_post(&set_up);
     while (sem_wait(&released))
         ;
@@ -325,7 +333,7 @@ int runner_start(struct runner *r, uint32_t index)
     r->command_head = r->q->command_head.value;
     if (!index && (sem_init(&set_up, 0, 0) || sem_init(&released, 0, 0)))
         return -errno;
-    struct sigaction sa = {.sa_handler = on_tick};   /* no SA_RESTART: KVM_RUN and ppoll must return */
+    struct sigaction sa = {.sa_handler = on_tick, .sa_flags = SA_RESTART};   /* KVM_RUN and ppoll return all the same (signal(7)) */
     sigaction(SIGNAL_TICK, &sa, 0);
     return -pthread_create(&r->thread, 0, runner_main, r);
 }
