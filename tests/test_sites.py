@@ -610,6 +610,16 @@ def test_lazily_at_the_second_hit(harness: Harness) -> None:
     assert harness.c.harness_events() == 1
 
 
+def test_hits_while_the_file_is_looked_at_are_no_reason_to_ask_again(harness: Harness) -> None:
+    harness.start(SITE_CODE)
+    harness.c.harness_code(C["AFW_SITES_FILE"], CODE, len(SITE_CODE))
+    for _ in range(3):
+        harness.c.harness_backstop(CODE + 39)
+    harness.reply(SITE_ANSWER)
+    assert not harness.c.harness_busy()
+    assert (harness.counter("sites"), harness.counter("sites_refused")) == (1, 0)
+
+
 def test_full_stub_area_and_reach(harness: Harness) -> None:
     harness.start(SITE_CODE)
     end = C["AFW_SITES_END"]

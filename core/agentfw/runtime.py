@@ -91,6 +91,9 @@ class Runtime:
         upstream = await self.plugins.connect(agent, destination, tls)
         if upstream is None:
             raise ConnectError(destination, errno.EPROTONOSUPPORT, f"no plugin connects {'with' if tls else 'without'} TLS")
+        if upstream.destination != destination or (upstream.tls is None) != (tls is None):
+            upstream.release()  # what is sent next must not go elsewhere, nor in the clear
+            raise ConnectError(destination, errno.EPROTO, "the connect hook gave another connection than asked for")
         return upstream
 
     async def resolve_addresses(self, agent: Agent, destination: Destination) -> list[str]:

@@ -6,11 +6,11 @@ import asyncio
 import errno
 import socket
 import ssl
-from typing import cast
+from typing import Any, cast
 
 import dnslib
 import pytest
-from agentfw import Agent, Denied, Destination, hookimpl
+from agentfw import Agent, Denied, Destination, TlsInfo, hookimpl
 from agentfw.errors import ProtocolError, ResolveError
 from agentfw.relay.flow import classify
 from agentfw.relay.hello import client_hello, server_name
@@ -640,3 +640,36 @@ async def test_the_native_plugin_resolves_what_the_host_knows() -> None:
         with pytest.raises(ResolveError):
             await runtime.resolve_addresses(make_agent(), Destination("tcp", "does-not-exist.invalid", 1))
         assert (await lookup(runtime, "localhost", qtype="MX")).header.rcode == dnslib.RCODE.NOTIMP
+
+
+@pytest.mark.parametrize("wrong", ["cleartext", "elsewhere"])
+@async_test
+async def test_a_connection_other_than_asked_for_is_not_used(wrong: str) -> None:
+    class Swaps:
+        name = "swaps"
+
+        def __init__(self) -> None:
+            self.inner = native()
+            self.given: list[Any] = []
+
+        @hookimpl
+        def start(self, runtime: Runtime) -> None:
+            self.inner.start(runtime)
+
+        @hookimpl
+        async def connect(self, agent: Agent, destination: Destination) -> Any:
+            other = Destination("https", "other.example", destination.port) if wrong == "elsewhere" else destination
+            upstream = await self.inner.connect(agent, other, None)
+            if wrong == "elsewhere":
+                upstream.tls = TlsInfo("TLSv1.3", ("c", "TLSv1.3", 256), None, b"", True)  # type: ignore[union-attr]
+            self.given.append(upstream)
+            return upstream
+
+    recorder, swaps = Recorder(), Swaps()
+    async with serving(recorder) as port, running(names(), Loopback(), swaps) as runtime:
+        await lookup(runtime, HOST)
+        async with guest(runtime, "127.0.0.1", port) as flow:
+            assert (await offload(flow, HOST))["reason"] == "AGENTFW_UPSTREAM"
+        with pytest.raises(ConnectionError):
+            await swaps.given[0].send(b"released")
+    assert recorder.requests == []

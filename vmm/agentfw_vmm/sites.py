@@ -226,8 +226,15 @@ def _movable(instruction: ix.Instruction) -> bool:
 def _plausible(stream: _Stream) -> bool:
     """Tables lie between functions, too, and some of their bytes decode to sites. Real code has no such instructions nearby."""
     first = max(0, stream.site - _PLAUSIBLE_BEFORE)
-    around = stream.instructions[first : stream.site + _PLAUSIBLE_AFTER + 1]
+    around = stream.instructions[first : stream.site]
+    for instruction in stream.instructions[stream.site : stream.site + _PLAUSIBLE_AFTER + 1]:
+        around.append(instruction)
+        if instruction.flow_control in _ENDS:
+            break  # anything may follow
     return not any(i.is_invalid or i.mnemonic in _ODD or _is_zeros(i) for i in around)
+
+
+_ENDS = {ix.FlowControl.RETURN, ix.FlowControl.UNCONDITIONAL_BRANCH, ix.FlowControl.INDIRECT_BRANCH, ix.FlowControl.EXCEPTION}
 
 
 def _is_zeros(i: ix.Instruction) -> bool:

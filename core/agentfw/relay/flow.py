@@ -233,8 +233,7 @@ async def _offloaded(session: Session) -> None:
         upstream = await session.runtime.connect(session.agent, destination, tls)
         info = upstream.tls
         upstream.release(reusable=True)
-        if info is None:
-            raise TlsError("the connect hook gave a connection without TLS")
+        assert info is not None  # Runtime.connect() saw to it
     except AgentfwError as error:
         session.count("tls_refused")
         _note(session.runtime, session.agent, session.flow, error)

@@ -30,6 +30,10 @@ OUT_HIGH = 128 * 1024
 """Encrypted bytes not yet taken by the socket above which `send()` waits."""
 
 
+class Cut(UpstreamError, ConnectionResetError):
+    """The peer's stream ended without close_notify. An OSError too: on a reused connection it is as good as a reset."""
+
+
 class Connection:
     """Made with a connected, non-blocking socket, which it owns from then on. `handshake()` comes first."""
 
@@ -41,6 +45,8 @@ class Connection:
         self.opened_at = 0.0
         self.idle_since = 0.0
         self.leases = 0
+        self.lent_at = 0.0
+        self.lent_at_sent = 0
         self.sent = 0
         """Bytes of plaintext, over all leases."""
         self.on_idle_event: Callable[[Connection], None] | None = None
@@ -276,7 +282,7 @@ class Connection:
     def _cut(self) -> NoReturn:
         if self._error:
             raise self._error
-        raise UpstreamError(f"{self.destination.host} ended the connection without saying so (it may have been cut)")
+        raise Cut(f"{self.destination.host} ended the connection without saying so (it may have been cut)")
 
     # ---- socket ----
 

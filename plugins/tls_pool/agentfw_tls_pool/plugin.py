@@ -48,7 +48,9 @@ class TlsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     max_pending: Positive = 1024
     """Requests waiting for a connection."""
     max_opening: Positive = 4
-    """Handshakes at a time: with more, a burst of requests would open a connection each before the first is free again."""
+    """Handshakes at a time."""
+    patience: Annotated[float, msgspec.Meta(ge=0)] = 0.05
+    """From the fifth connection on, open another only if waiting for those in use would take longer, as calls took so far."""
     max_idle: Positive = 256
     max_requests: Positive = 1024
     """On one connection."""
@@ -127,6 +129,7 @@ class Plugin:
             max_age=config.max_age,
             connect_timeout=config.connect_timeout,
             queue_timeout=config.queue_timeout,
+            patience=config.patience,
         )
         self.pool = Pool(limits, self._open, runtime.check_address, self.counters)
         self._timer = runtime.loop.call_later(SWEEP, self._sweep)

@@ -28,6 +28,11 @@ SESSIONS = 4
 """TLS sessions kept for resumption a group; each is used once."""
 SESSION_AGE = 3600.0
 GROUPS = 1024
+EAGER = 4
+"""Connections of a group that are opened as soon as they are wanted. More only if waiting for those in use would take longer than
+`Limits.patience`: a burst of short calls shares a few, long calls get one each."""
+AGAIN = 0.01
+"""Seconds after which it is looked at again whether those who wait should wait."""
 REPLACE = 8
 """Connections that a lease tries before its first byte."""
 
@@ -57,6 +62,7 @@ class Limits:
     max_age: float
     connect_timeout: float
     queue_timeout: float
+    patience: float
 
 
 @dataclass(slots=True, eq=False)
@@ -86,6 +92,9 @@ class Group:
     full_until: float = 0.0
     """The peer takes no more connections; those in use have to do."""
     last_failure: AgentfwError | None = None
+    duration: float | None = None
+    """Moving average of what a lease that was used took."""
+    again: asyncio.TimerHandle | None = None
 
     @property
     def total(self) -> int:
@@ -223,12 +232,17 @@ class Pool:
     def _lend(self, group: Group, connection: Connection) -> None:
         group.leased.add(connection)
         connection.leases += 1
+        connection.lent_at = self._loop.time()
+        connection.lent_at_sent = connection.sent
         if connection.leases > 1:
             self.counters["reused"] += 1
 
     def give_back(self, group: Group, connection: Connection, *, reusable: bool) -> None:
         """The end of a lease. Lent again only if the borrower vouches for it and nothing contradicts."""
         group.leased.discard(connection)
+        if connection.sent != connection.lent_at_sent:
+            took = self._loop.time() - connection.lent_at
+            group.duration = took if group.duration is None else 0.8 * group.duration + 0.2 * took
         if not reusable or self._closed:
             self._retire(group, connection, "not reusable")
         else:
@@ -294,21 +308,42 @@ class Pool:
             if connection is None:
                 break
             self._serve(group, connection)
-        missing = group.waiting - group.opening
         now = self._loop.time()
-        if group.leased and now < group.full_until:
-            return
+        missing = 0
+        if not (group.leased and now < group.full_until):
+            missing = group.waiting - group.opening
         if now >= group.not_before:
             missing = max(missing, group.keep - group.total)
+        if self._closed:
+            return
         while missing > 0 and group.opening < self.limits.max_opening and group.total < self.limits.max_connections:
-            if self._closed:
-                return
+            if not self._worth_opening(group, now):
+                break
             missing -= 1
             group.opening += 1
             first = next(iter(group.waiters.values()))[0].agent if group.waiters else OPERATOR
             task = self._loop.create_task(self._open(group, first, self._number), name=f"tls {group.key.destination}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+        if group.waiting and not group.again:
+            group.again = self._loop.call_later(AGAIN, self._look_again, group)
+
+    def _look_again(self, group: Group) -> None:
+        group.again = None
+        if not self._closed:
+            self._pump(group)
+
+    def _worth_opening(self, group: Group, now: float) -> bool:
+        """Those who wait would wait longer than they should for what is in use. While no call has ended yet, the oldest one tells
+        how long they take: so long at least."""
+        total = group.total
+        if total < max(EAGER, group.keep):
+            return True
+        took = group.duration
+        if took is None:
+            took = max((now - each.lent_at for each in group.leased), default=0.0)
+        return group.waiting * took > self.limits.patience * total
 
     def _next(self, group: Group) -> _Waiter:
         """The next in turn: agents one after the other, each agent's own in order."""
@@ -450,6 +485,8 @@ class Pool:
                         waiter.future.set_exception(UpstreamError("the connection pool has been closed"))
             group.waiters.clear()
             group.waiting = 0
+            if group.again:
+                group.again.cancel()
         self.groups.clear()
 
     def statistics(self) -> dict[str, int | float]:

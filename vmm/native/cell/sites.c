@@ -332,6 +332,21 @@ static int note(struct vm *vm, const struct request *r, const struct afw_site *s
     return 0;
 }
 
+/* This code has been looked at: what the backstop counted there meanwhile is no reason to ask again. */
+static void looked_at(struct vm *vm, uint64_t gva, uint64_t len)
+{
+    unsigned kept = 0;
+    for (unsigned i = 0; i < R.queued; i++) {
+        struct request *r = R.queue + i;
+        if (r->owner != vm->sites || r->kind != AFW_SITES_LAZY || !overlap(gva, len, r->lazy_rip - 1, 1))
+            R.queue[kept++] = *r;
+    }
+    R.queued = kept;
+    for (unsigned i = 0; i < SEEN; i++)
+        if (vm->sites->seen[i].rip && overlap(gva, len, vm->sites->seen[i].rip - 1, 1))
+            vm->sites->seen[i].count = 0;
+}
+
 void sites_answer(struct vm *vm, uint64_t request, uint64_t count)
 {
     struct request *r = &R.current;
@@ -351,6 +366,8 @@ void sites_answer(struct vm *vm, uint64_t request, uint64_t count)
             vm->shm->sites_refused += error == -ENOMEM;
         }
         vm->shm->sites_refused += refused;
+        if (r->kind != AFW_SITES_LAZY)
+            looked_at(vm, r->gva, r->len);
         apply(vm);
     }
     current_done();

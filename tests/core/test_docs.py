@@ -1,0 +1,67 @@
+"""docs/plugins.md and docs/configuration.md say what is there: hooks with their signatures, keys, and examples that run."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import agentfw_credentials
+import agentfw_native
+import agentfw_policy
+import pytest
+from agentfw import hookspecs
+from agentfw.config import RunConfig, load_config
+from agentfw.plugins import load_plugins
+
+DOCS = Path(__file__).parents[2] / "docs"
+PLUGINS = (DOCS / "plugins.md").read_text()
+CONFIGURATION = (DOCS / "configuration.md").read_text()
+HOOKS = [value for value in vars(hookspecs).values() if hasattr(value, "agentfw_spec")]
+
+
+@pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook.__name__)
+def test_hooks_are_documented_with_their_signature(hook: object) -> None:
+    assert callable(hook)
+    assert f"`{hook.__name__}({', '.join(inspect.signature(hook).parameters)})` ·" in PLUGINS
+
+
+def test_no_other_hook_is_documented() -> None:
+    documented = set(re.findall(r"^`(\w+)\([^)]*\)` ·", PLUGINS, re.MULTILINE))
+    assert documented == {hook.__name__ for hook in HOOKS}
+
+
+@pytest.mark.parametrize(
+    ("table", "kind"),
+    [
+        ("run", RunConfig),
+        ("policy", agentfw_policy.Config),
+        ("credentials", agentfw_credentials.RuleConfig),
+        ("native", agentfw_native.Config),
+    ],
+)
+def test_keys_are_documented(table: str, kind: type) -> None:
+    section = CONFIGURATION.split(f"\n## [{table}]\n")[1].split("\n## ")[0]
+    documented = {key for row in re.findall(r"^\| (`[^|]*`) \|", section, re.MULTILINE) for key in re.findall(r"`(\w+)`", row)}
+    assert documented == set(kind.__struct_fields__)  # type: ignore[attr-defined]
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def test_the_plugin_example_runs(tmp_path: Path) -> None:
+    plugin, test = blocks(PLUGINS, "python")
+    (tmp_path / "my_policy.py").write_text(plugin)
+    (tmp_path / "test_my_policy.py").write_text(test)
+    assert load_plugins([str(tmp_path / "my_policy.py")], load_config(directory=tmp_path)).hooks("my_policy") == ["allow"]
+    subprocess.run([sys.executable, "test_my_policy.py"], cwd=tmp_path, check=True, timeout=60)
+
+
+def test_the_configuration_example_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "agentfw.toml").write_text(blocks(CONFIGURATION, "toml")[0])
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-something-else")
+    config = load_config(tmp_path / "agentfw.toml")
+    assert config.run.plugins is not None and load_plugins(config.run.plugins, config).names == list(config.run.plugins)
