@@ -357,6 +357,24 @@ def test_opening_a_slot_in_use_kills_that_vm() -> None:
     run(test)
 
 
+def test_log_is_not_flooded(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(peer: Peer) -> None:
+        for _ in range(100):
+            guest = await peer.open(0, 4)
+            flow = peer.handler.flows[-1]
+            guest.set("tx_head", 1 << 31)
+            assert await flow.receive() == b""
+            flow.close()
+            guest.set("gflags", CLOSED)
+            peer.kick(0, 4)
+            await peer.settle()
+
+    run(test)
+    lines = [record.message for record in caplog.records if "corrupted" in record.message]
+    assert len(lines) == 20
+    assert lines[-1].endswith("(no more of this VM is logged)")
+
+
 def test_streams_are_drained_after_exit() -> None:
     async def test(peer: Peer) -> None:
         cell, stdout, stdin = peer.cell, Guest(peer.memory, 0, 1), Guest(peer.memory, 0, 0)

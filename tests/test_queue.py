@@ -394,6 +394,28 @@ def test_exit_events_and_reuse_of_a_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.kvm
+def test_exhausted_budget_is_answered_at_once(tmp_path: Path) -> None:
+    body = """
+    serve()
+    _, vm, _, _ = wait(C["AFW_CMD_BOOT"])
+    answers = 0
+    for request in range(40):  # 32 MiB each, 1 GiB may be
+        m.event(0, C["AFW_EV_SITES"], vm, C["AFW_SITES_MEMORY"], 0x400000, C["AFW_SITE_AREA"], request)
+        tell()
+        assert wait(C["AFW_CMD_SITES"])[2:] == (0, request)
+    m.event(0, C["AFW_EV_READY"], vm)
+    tell()
+    """
+
+    async def test(cell: Cell, handler: Handler) -> None:
+        cell.boot(0)
+        await handler.until(lambda: handler.ready or handler.failures, 50)
+        assert cell._vms[0].sites.bytes < 0
+
+    assert not start(tmp_path, body + FOREVER, test).failures
+
+
+@pytest.mark.kvm
 def test_sites_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     code = bytes.fromhex("90" * 40 + "b827000000" + "0f05" + "c3" + "90" * 40)

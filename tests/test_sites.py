@@ -351,6 +351,13 @@ def test_budget_bounds_what_a_guest_can_cost(cache: Path) -> None:
     assert sites._find(code, C["AFW_SITES_MEMORY"], 0, budget).count == 0
 
 
+def test_budget_of_requests_and_bytes() -> None:
+    budget = sites.Budget(requests=3, bytes=100)
+    assert [budget.admit(size) for size in (60, 41, 0, 0)] == [True, False, False, False]
+    budget = sites.Budget(requests=2)
+    assert [budget.admit(1) for _ in range(3)] == [True, True, False]
+
+
 def test_lazy_finds_the_one_site() -> None:
     code = b"\x90" * 64 + bytes.fromhex("b8270000000f05") * 3 + b"\x90" * 64
     found = sites._find(code, C["AFW_SITES_LAZY"], 64 + 14, sites.Budget())

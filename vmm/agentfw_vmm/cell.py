@@ -27,6 +27,8 @@ logger = logging.getLogger("agentfw.vmm")
 _EVENT = struct.Struct("<IIIIQQQQQQ")
 _START_SECONDS = 30.0
 _QUIT_SECONDS = 2.0
+_NOTES = 20  # log lines about one life of a VM
+_LOG_LINES = 2_000  # of a cell's stderr
 #: The only names of our environment that a cell gets: settings of the sanitizers, for builds with them.
 _SANITIZER_ENV = ("ASAN_OPTIONS", "UBSAN_OPTIONS", "LSAN_OPTIONS")
 
@@ -54,6 +56,7 @@ class _Vm:
         self.live = True
         self.flows: dict[int, GuestFlow] = {}
         self.sites = sites.Budget()
+        self.notes = 0
 
 
 class Cell:
@@ -326,6 +329,15 @@ class Cell:
             self._flush_due = True
             self._loop.call_soon(self._flush)
 
+    def note(self, vm: int, text: str) -> None:
+        """To the log, not more often than anybody wants to read it."""
+        record = self._vms.get(vm)
+        if record is not None:
+            record.notes += 1
+            if record.notes <= _NOTES:
+                last = " (no more of this VM is logged)" if record.notes == _NOTES else ""
+                logger.warning("cell %d vm %d %s%s", self.pid, vm, text, last)
+
     def released(self, flow: GuestFlow) -> None:
         record = self._vms.get(flow.vm)
         if record is not None and flow.index >= FLOW_FIRST and record.flows.get(flow.index) is flow:
@@ -429,7 +441,7 @@ class Cell:
 
     def _flow_open(self, vm: int, record: _Vm, index: int, a: int, b: int, c: int) -> None:
         if index < FLOW_FIRST or index in record.flows:
-            logger.warning("vm %d opened flow %d, which is in use: killed", vm, index)
+            self.note(vm, f"opened flow {index}, which is in use: killed")
             self.kill(vm)
             return
         kind, family, port = a & 0xFFFF, a >> 16 & 0xFFFF, a >> 32
@@ -458,6 +470,9 @@ class Cell:
 
     def _sites(self, runner: int, vm: int, record: _Vm, kind: int, address: int, size: int, request: int, offset: int) -> None:
         area = lib.afw_worker_site_area(self.worker, runner)
+        if not record.sites.admit(size):
+            self._command(runner, lib.AFW_CMD_SITES, vm, 0, request)
+            return
         code = take(area, size)  # the one look at it; the decoder works on this copy
 
         async def answer() -> None:
@@ -491,6 +506,7 @@ class _Log:
         self._pid = 0
         self._rest = b""
         self._last: list[str] = []
+        self._lines = 0
 
     def open(self, fd: int, pid: int) -> None:
         self.fd, self._pid = fd, pid
@@ -508,7 +524,9 @@ class _Log:
             self._rest = self._rest[-4096:]
             for line in lines:
                 text = "".join(c if c.isprintable() else "?" for c in line[:1000].decode("utf-8", "replace"))
-                logger.warning("cell %d: %s", self._pid, text)
+                self._lines += 1
+                if self._lines <= _LOG_LINES:
+                    logger.warning("cell %d: %s", self._pid, text)
                 self._last = [*self._last[-2:], text]
 
     def tail(self) -> str:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import socket
 from typing import Literal, Protocol
 
 from ._lib import RING, Bytes, DgramStruct, Worker, lib, new_datagram, pointer, take, view
-
-logger = logging.getLogger("agentfw.vmm")
 
 #: After so many calls that did not have to wait, let other tasks run.
 _TURNS = 32
@@ -24,6 +21,9 @@ class FlowHost(Protocol):
 
     def changed(self) -> None:
         """A window was written: have its VM woken by the end of this loop iteration."""
+
+    def note(self, vm: int, text: str) -> None:
+        """To the log: what a guest did wrong."""
 
     def released(self, flow: GuestFlow) -> None:
         """Both sides are done: the slot is free."""
@@ -241,7 +241,7 @@ class GuestFlow:
         self._host.changed()
 
     def _hostile(self, what: str) -> None:
-        logger.warning("vm %d corrupted the %s of flow %d: connection reset", self.vm, what, self.index)
+        self._host.note(self.vm, f"corrupted the {what} of flow {self.index}: connection reset")
         self.reset()
 
     async def _wait(self) -> None:

@@ -43,8 +43,10 @@ _PLAUSIBLE_BEFORE, _PLAUSIBLE_AFTER = 40, 6  # instructions that must look like 
 _RUNWAY = 12  # instructions decoded in step before a window: at the start of code (or of what was sent) there are none
 _TABLE_REACH = 4096
 
-#: Decoded candidates a VM may cause in its life: guests can make up code, and decoding it is our time.
-_BUDGET = 20_000
+#: What a VM may cause in its life: guests can make up code; to copy, hash and decode it is our time, to keep it our disk.
+_CANDIDATES = 20_000
+_REQUESTS = 4_000
+_BYTES = 1 << 30
 _PAUSE_SECONDS = 0.0003
 
 _VERSION = 1
@@ -55,9 +57,17 @@ _MEMORY_ENTRIES = 64
 
 @dataclass
 class Budget:
-    """Candidates that a VM may still have decoded."""
+    """What a VM may still have done for it."""
 
-    left: int = _BUDGET
+    left: int = _CANDIDATES
+    requests: int = _REQUESTS
+    bytes: int = _BYTES
+
+    def admit(self, size: int) -> bool:
+        """May it have `size` bytes looked at? Counts them."""
+        self.requests -= 1
+        self.bytes -= size
+        return self.requests >= 0 and self.bytes >= 0
 
 
 @dataclass(frozen=True)
@@ -98,7 +108,8 @@ def _find(code: bytes, kind: int, offset: int, budget: Budget) -> Found:
         before = budget.left
         candidates = find_candidates(code, before)
         found = search(code, candidates, budget)
-        if len(candidates) < before:  # else cut short: not the whole truth about this file
+        # Cut short is not the whole truth about this file; nothing to decode is found as quickly as a cache file.
+        if 0 < len(candidates) < before:
             _store(digest, found)
     _remember(digest, found)
     return found
