@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import agentfw_credentials
+import agentfw_dns_cache
 import agentfw_native
 import agentfw_policy
+import agentfw_tls_pool
 import pytest
 from agentfw import hookspecs
 from agentfw.config import RunConfig, load_config
@@ -40,6 +42,8 @@ def test_no_other_hook_is_documented() -> None:
         ("policy", agentfw_policy.Config),
         ("credentials", agentfw_credentials.RuleConfig),
         ("native", agentfw_native.Config),
+        ("dns", agentfw_dns_cache.DnsConfig),
+        ("tls", agentfw_tls_pool.TlsConfig),
     ],
 )
 def test_keys_are_documented(table: str, kind: type) -> None:

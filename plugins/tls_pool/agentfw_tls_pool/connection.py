@@ -18,6 +18,7 @@ from agentfw.errors import TlsError, UpstreamError
 from agentfw.upstream import TlsInfo
 from cryptography.hazmat.primitives.serialization import Encoding
 from OpenSSL import SSL
+from OpenSSL.crypto import X509
 
 from . import trust
 
@@ -117,8 +118,6 @@ class Connection:
         return self.info
 
     def _verify(self, _: SSL.Connection, certificate: object, code: int, depth: int, ok: int) -> bool:
-        from OpenSSL.crypto import X509
-
         assert isinstance(certificate, X509)
         self._verified_here = True
         if not ok:
