@@ -56,7 +56,11 @@ def build_cell(out: Path) -> Path:
             HERE / "bare_shim.S",
         )
         run("objcopy", "-O", "binary", "-j", ".text", out / "shim.elf", out / "shim.bin")
-        sanitize = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer"] if os.environ.get("AGENTFW_SANITIZE") else []
+        sanitize = (
+            ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
+            if os.environ.get("AGENTFW_SANITIZE")
+            else []
+        )
         cell = ROOT / "vmm/native/cell"
         flags = ["-O1", "-g", "-std=gnu11", "-D_GNU_SOURCE", "-pthread", *sanitize]
         run("cc", *flags, f"-I{ROOT}/shim", f"-I{ROOT}/vmm/native", f"-Wa,-I{out}", "-o", out / "cell", *sorted(cell.glob("*.c")))

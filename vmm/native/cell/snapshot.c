@@ -160,10 +160,12 @@ static bool zero_page(const uint8_t *p)
 
 static int add_page(struct buffer *runs, uint64_t gpa)
 {
-    struct afw_snapshot_extent *last = (struct afw_snapshot_extent *)(runs->data + runs->size) - 1;
-    if (runs->size && last->gpa + last->size == gpa) {
-        last->size += PAGE;
-        return 0;
+    if (runs->size) {
+        struct afw_snapshot_extent *last = (struct afw_snapshot_extent *)(runs->data + runs->size) - 1;
+        if (last->gpa + last->size == gpa) {
+            last->size += PAGE;
+            return 0;
+        }
     }
     struct afw_snapshot_extent x = {.gpa = gpa, .size = PAGE};
     return append(runs, &x, sizeof x);
