@@ -142,9 +142,8 @@ async def sharing(options: argparse.Namespace, port: int, ca: str) -> None:
         counted = plugin.statistics()
         cuts = statistics.quantiles(times, n=100)
         print(f"{options.agents} agents, {len(times)} calls of {options.latency:g} ms: {len(times) / took:.0f} calls/s,", end=" ")
-        print(
-            f"p50 {cuts[49] * 1000:.1f} ms, p99 {cuts[98] * 1000:.1f} ms; {counted['handshakes']} handshakes, {counted['held']} held"
-        )
+        print(f"p50 {cuts[49] * 1000:.1f} ms, p99 {cuts[98] * 1000:.1f} ms;", end=" ")
+        print(f"{counted['handshakes']} handshakes, {counted['held']} connections held")
 
     await with_runtime(port, ca, {"max_connections": options.connections}, work)
 
@@ -165,12 +164,10 @@ async def streams(port: int, ca: str) -> None:
                 theirs.append(await seconds(lambda what=what: ask(what), Plain(reader), total))
             mine, other = statistics.median(ours), statistics.median(theirs)
             if name == "events":
-                print(
-                    f"records of {EVENT} bytes: {EVENTS / mine:9.0f}/s   asyncio {EVENTS / other:9.0f}/s   ratio {other / mine:.2f}"
-                )
+                rates = f"{EVENTS / mine:9.0f}/s    asyncio {EVENTS / other:9.0f}/s   "
             else:
                 rates = f"{total / mine / 1e6:9.0f} MB/s asyncio {total / other / 1e6:9.0f} MB/s"
-                print(f"records of 16 KiB:    {rates} ratio {other / mine:.2f}")
+            print(f"records of {EVENT if name == 'events' else 16384:5d} bytes: {rates} ratio {other / mine:.2f}")
         upstream.release()
         writer.close()
 

@@ -371,6 +371,7 @@ def test_the_name_is_checked_even_if_openssl_s_callback_is_not(tmp_path: Path, m
     ("kind", "reason"),
     [("tls 1.1", "PROTOCOL"), ("garbage", "WRONG_VERSION_NUMBER|PACKET_LENGTH"), ("closes", "UNEXPECTED_EOF"), ("silent", "")],
 )
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
 def test_peers_that_speak_no_proper_tls(tmp_path: Path, kind: str, reason: str) -> None:
     async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(65536)
