@@ -69,6 +69,8 @@ void addr_get(u32 domain, u64 user, u64 len, struct addr *out)
         len = NAME_MAX_LEN;
     }
     user_get(name, user, len);
+    if (domain != AF_UNIX && len < (domain == AF_INET ? 16 : 24))
+        leave(-EINVAL);
     if (*(u16 *)name != domain)
         leave(domain == AF_UNIX ? -EINVAL : -EAFNOSUPPORT);
     out->len = len - 2;

@@ -18,13 +18,10 @@ sys_\name:
 #define AT(old, name) stub at, pl_, old, name;
 #define AT2(old, name) stub at2, pl_, old, name;
     .text
-    .altmacro
-    .noaltmacro
 #include "calls.h"
 
 enter_at2:
     mov %rsi, %rcx
-    xor %r8d, %r8d
     push $-100                       /* AT_FDCWD */
     pop %rdx
     mov %rdi, %rsi
@@ -33,7 +30,8 @@ enter_at:
     mov %rdx, %rcx
     mov %rsi, %rdx
     mov %rdi, %rsi
-1:  push $-100
+1:  xor %r8d, %r8d
+    push $-100
     pop %rdi
 enter_pl:
     pop %rax

@@ -26,7 +26,7 @@ CALL(PL, symlinkat) CALL(PL, symlink) CALL(PL, fchmodat) CALL(PL, fchownat) CALL
 CALL(PL, getcwd) CALL(PL, chdir) CALL(PL, socket) CALL(PL, socketpair)
 CALL(SK, bind) CALL(SK, getsockname) CALL(SK, getpeername) CALL(SK, listen) CALL(SK, accept) CALL(SK, accept4) CALL(SK, connect) CALL(SK, shutdown)
 CALL(SK, sendto) CALL(SK, recvfrom) CALL(SK, sendmsg) CALL(SK, recvmsg) CALL(SK, sendmmsg) CALL(SK, setsockopt) CALL(SK, getsockopt)
-AT(open, openat) AT(access, faccessat) AT(readlink, readlinkat) AT(mkdir, mkdirat) AT(chmod, fchmodat) AT2(rename, renameat) AT2(link, linkat)
+AT(open, openat) AT(access, faccessat) AT(readlink, readlinkat) AT(mkdir, mkdirat) AT(chmod, fchmodat) AT(chown, fchownat) AT2(rename, renameat) AT2(link, linkat)
 #undef CALL
 #ifdef AFW_DEFAULTS
 #undef AT

@@ -84,9 +84,10 @@ s64 fd_pair(void *first, void *second, u32 flags, u64 user)
     int fds[2];
     fds[0] = fd_install(first, flags);
     fds[1] = fd_install(second, flags);
-    if (fds[1] < 0) {
+    if (fds[1] < 0 || !user_ok(user, sizeof fds, 1)) {
         fd_uninstall(fds[0]);
-        return -EMFILE;
+        fd_uninstall(fds[1]);
+        return fds[1] < 0 ? fds[1] : -EFAULT;
     }
     return user_put(user, fds, sizeof fds);
 }

@@ -114,7 +114,7 @@ s64 job_open(u64 flags)
 }
 
 /* For the core half's own messages: to the standard error stream if there is room, without waiting or leaving. */
-void io_say(const char *text, u64 n)
+void io_say(const char *text, size_t n)
 {
     struct stream *s = STREAM(owner[AFW_FLOW_STDERR]);
     struct io io;

@@ -46,7 +46,7 @@ static u32 hflags(struct chan *c)
 }
 
 int chan_eof(struct chan *c) { return c->eof || hflags(c); }
-int chan_broken(struct chan *c) { return c->dead || hflags(c) & AFW_HF_RESET; }
+int chan_broken(struct chan *c) { return c->dead || c->eof || hflags(c) & AFW_HF_RESET; }
 
 void chan_fit(struct chan *c, u32 more)
 {

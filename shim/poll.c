@@ -207,10 +207,9 @@ static void queue(struct epitem *it)
 
 static void mark(struct epitem *it)
 {
-    if (!it->queued) {
+    if (!it->queued)
         queue(it);
-        file_notify(it->ep, POLLIN);
-    }
+    file_notify(it->ep, POLLIN);
 }
 
 void epoll_mark(struct epitem *it, u32 events)

@@ -311,10 +311,9 @@ s64 sys_nofork(void)
 {
     static u8 told;
     static const char text[] = "agentfw: no child processes here: fork and exec fail\n";
-    extern s64 sys_write(u64, u64, u64, u64, u64, u64);
     if (!told) {
         told = 1;
-        sys_write(2, (u64)text, sizeof text - 1, 0, 0, 0);
+        io_say(text, sizeof text - 1);
     }
     CTL->n_enosys++;
     CTL->last_enosys = (u32)user_frame()->orig_rax;

@@ -92,6 +92,7 @@ void io_init(void);                                  /* at boot: stdio on descri
 void io_restored(void);                              /* at the first entry after a restore: generation changed */
 s64 fd_map_handle(int fd, u64 *handle, int *writable, int *readable);   /* for mmap: the ring handle behind fd, or -EBADF, -ENODEV, -EACCES */
 void io_exit(void);                                  /* before AFW_OP_EXIT: close all */
+void io_say(const char *text, size_t n);             /* to stderr, if there is room; never blocks. (sys_write from inside a call would leave it) */
 
 /* Every syscall is `s64 sys_NAME(u64 a, u64 b, u64 c, u64 d, u64 e, u64 f)`, returning -errno on failure; table.c maps numbers to
  * them (syscalls.h lists them, a line each, by half). A call that must be restarted after a signal returns -ERESTARTSYS; a

@@ -352,6 +352,7 @@ void sock_close(struct file *f)
     while (s->queue) {
         struct sock *n = s->queue;
         s->queue = n->pending;
+        n->s.tx->reset = 1;
         fput(&n->s.f, 0);
     }
     while (s->opts) {

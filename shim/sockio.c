@@ -182,10 +182,12 @@ static u32 sock_poll(struct file *f)
         m |= POLLIN | POLLRDNORM | POLLRDHUP;
     if (chan_used(rx))
         m |= POLLIN | POLLRDNORM;
-    if (tx->eof || chan_broken(tx) || chan_room(tx) >= PIPE_BUF)
+    if (chan_broken(tx) || chan_room(tx) >= PIPE_BUF)
         m |= POLLOUT | POLLWRNORM;
     if (chan_eof(rx) && (tx->eof || (chan_broken(tx) && (tx->flow || s->domain == AF_UNIX))))
         m |= POLLHUP;
+    if (rx->reset == 1)
+        m |= POLLERR;
     return m;
 }
 
