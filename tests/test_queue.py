@@ -398,8 +398,7 @@ def test_exhausted_budget_is_answered_at_once(tmp_path: Path) -> None:
     body = """
     serve()
     _, vm, _, _ = wait(C["AFW_CMD_BOOT"])
-    answers = 0
-    for request in range(40):  # 32 MiB each, 1 GiB may be
+    for request in range(4):
         m.event(0, C["AFW_EV_SITES"], vm, C["AFW_SITES_MEMORY"], 0x400000, C["AFW_SITE_AREA"], request)
         tell()
         assert wait(C["AFW_CMD_SITES"])[2:] == (0, request)
@@ -409,7 +408,8 @@ def test_exhausted_budget_is_answered_at_once(tmp_path: Path) -> None:
 
     async def test(cell: Cell, handler: Handler) -> None:
         cell.boot(0)
-        await handler.until(lambda: handler.ready or handler.failures, 50)
+        cell._vms[0].sites.bytes = 2 * C["AFW_SITE_AREA"] + 1
+        await handler.until(lambda: handler.ready or handler.failures)
         assert cell._vms[0].sites.bytes < 0
 
     assert not start(tmp_path, body + FOREVER, test).failures
