@@ -47,7 +47,7 @@ _TABLE_REACH = 4096
 _CANDIDATES = 20_000
 _REQUESTS = 4_000
 _BYTES = 1 << 30
-_PAUSE_SECONDS = 0.0003
+_PAUSE_EVERY, _PAUSE_SECONDS = 4, 0.0003
 
 _VERSION = 1
 _CACHE_MAGIC = b"AFWSITES"
@@ -142,7 +142,8 @@ def search(code: bytes, candidates: list[tuple[int, int]], budget: Budget | None
             if budget.left <= 0:
                 break
             budget.left -= 1
-            time.sleep(_PAUSE_SECONDS)  # PERF: else each call of the event loop that drops the GIL waits 5 ms to get it back
+            if budget.left % _PAUSE_EVERY == 0:  # PERF: else each library call of the event loop waits 5 ms for the GIL
+                time.sleep(_PAUSE_SECONDS)
         stream = _decode(code, at, kind)
         if stream is None:
             continue  # most likely no instruction at all
