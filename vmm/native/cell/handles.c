@@ -1,5 +1,6 @@
 /* A VM's open files: numbers checked at each use, host descriptors counted. See vfs.h. */
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -7,17 +8,34 @@
 
 /* Handle n is handle[n - 1]: 0 is none, so that a forgotten number is not somebody's file */
 
+/* Of the cell's descriptors one half is dealt out, so that no VM can take what another needs; the other is a common pool. */
+#define RESERVE 512                  /* for what is not the guests': VMs, vCPUs, mounts */
+static uint32_t share;
+static _Atomic int64_t pool;
+
+void vfs_fd_limit(uint64_t total)
+{
+    uint64_t half = total > RESERVE ? (total - RESERVE) / 2 : 0;
+    share = (uint32_t)(half / AFW_CELL_VMS) < 4 ? 4 : (uint32_t)(half / AFW_CELL_VMS);
+    pool = (int64_t)half;
+}
+
 int vfs_fd_take(struct vfs *vfs)
 {
-    if (vfs->host_fds >= vfs->host_fds_max)
+    if (vfs->host_fds >= VFS_FDS)
         return -EMFILE;
+    if (vfs->host_fds >= share && atomic_fetch_sub(&pool, 1) <= 0) {
+        atomic_fetch_add(&pool, 1);
+        return -ENFILE;
+    }
     vfs->host_fds++;
     return 0;
 }
 
 void vfs_fd_drop(struct vfs *vfs)
 {
-    vfs->host_fds--;
+    if (vfs->host_fds-- > share)
+        atomic_fetch_add(&pool, 1);
 }
 
 static int slot_free(struct vfs *vfs, uint32_t *slot)

@@ -17,7 +17,6 @@ struct vfs_program vfs_program;
 uint64_t vfs_tmp_bytes, vfs_tmp_inodes;
 uint32_t vfs_tmp_roots, vfs_uid, vfs_gid;
 static uint32_t nodes;
-static uint32_t fds_each;            /* host descriptors a VM may hold */
 static uint64_t hidden[3];
 static int64_t started;              /* st_*time of what is synthetic */
 
@@ -136,12 +135,9 @@ static int start(void)
         for (int i = 0; i < 3; i++)
             if (hidden[i] == st.st_dev)
                 hidden[i] = 0;
-    /* Each VM its share of the cell's descriptors, so that none can take another's. The jail raises the soft limit to
-     * the hard one or to 65536. */
-    struct rlimit limit = {0, 0};
+    struct rlimit limit = {0, 0};    /* the jail raises the soft limit to the hard one or to 65536 */
     getrlimit(RLIMIT_NOFILE, &limit);
-    rlim_t share = limit.rlim_max / AFW_CELL_VMS;
-    fds_each = share > 1000 ? 1000 : share > 40 ? (uint32_t)share - 24 : 16;
+    vfs_fd_limit(limit.rlim_max < 65536 ? limit.rlim_max : 65536);
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     started = now.tv_sec;
@@ -338,7 +334,6 @@ struct vfs *vfs_new(struct vm *vm)
     if (!vfs)
         return 0;
     vfs->vm = vm;
-    vfs->host_fds_max = fds_each;
     strcpy(vfs->cwd, "/");
     return vfs;
 }

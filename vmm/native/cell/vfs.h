@@ -29,6 +29,7 @@
 #define VFS_UID 1000
 #define VFS_NOBODY 65534
 #define VFS_HANDLES 4096             /* a VM */
+#define VFS_FDS 1000                 /* host descriptors a VM holds at most */
 #define VFS_IO_MAX (64u << 20)       /* bytes an operation moves at most */
 #define VFS_DEV_SYNTH 0x40           /* st_dev of what is not the host's */
 #define VFS_DEV_TMP 0x41
@@ -72,7 +73,7 @@ struct vfs {
     char cwd[PATH_MAX];              /* canonical */
     struct handle **handle;          /* VFS_HANDLES pointers, grown */
     uint32_t slots, open;
-    uint32_t host_fds, host_fds_max;
+    uint32_t host_fds;
     struct tmpfs *tmpfs;             /* made at the first use */
     uint64_t synth_bytes;            /* generated content held by handles */
 };
@@ -136,7 +137,8 @@ struct handle *handle_get(struct vfs *vfs, uint64_t number);                /* 0
 int handle_close(struct vfs *vfs, uint64_t number);
 void handles_free(struct vfs *vfs);
 int handle_stat(struct vfs *vfs, struct handle *h, struct stat *st);
-int vfs_fd_take(struct vfs *vfs);    /* count one more host descriptor: 0 or -EMFILE */
+void vfs_fd_limit(uint64_t total);   /* descriptors that the cell may open */
+int vfs_fd_take(struct vfs *vfs);    /* count one more host descriptor: 0, -EMFILE, -ENFILE */
 void vfs_fd_drop(struct vfs *vfs);
 /* Directory that a ring base means: canonical path, or -EBADF, -ENOTDIR */
 int handle_base(struct vfs *vfs, uint64_t base, const char **path);
