@@ -157,3 +157,16 @@ def test_proc(make: MakeVfs) -> None:
         vfs.close_handle(vfs.open("/proc/self/maps")) if number % 2 else vfs.open("/proc/self/limits")
     for entry in vfs.listdir("/proc/self"):
         vfs.lstat(f"/proc/self/{entry}")
+
+
+def test_exe_is_what_the_programs_links_lead_to(make: MakeVfs, host: Path) -> None:
+    vfs = make(mounts={"/m": (host / "shared", WRITABLE)}, symlinks={"/venv/python": "/m/python"})
+    vfs.configure("program", b"/venv/python")
+    (host / "shared/python").symlink_to("bin/tool")
+    assert vfs.readlink("/proc/self/exe") == "/m/bin/tool"
+    assert vfs.read("/proc/self/exe") == b"#!"
+    (host / "shared/python").unlink()
+    assert vfs.readlink("/proc/self/exe") == "/venv/python"
+    vfs.symlink("/proc/self/exe", "/m/python")  # over and over itself
+    assert vfs.readlink("/proc/self/exe") == "/venv/python"
+    assert vfs.error("read", "/m/python") == vfs.error("read", "/proc/self/exe") == "ELOOP"

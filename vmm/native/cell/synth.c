@@ -251,8 +251,17 @@ static void g_thread_self(struct vfs *vfs, struct text *t)
 
 static void g_exe(struct vfs *vfs, struct text *t)
 {
-    (void)vfs;
-    line(t, "%s", vfs_program.program ? vfs_program.program : "/");
+    struct place p;                  /* a venv's python is a symlink; the link shows what it leads to */
+    const char *shown = vfs_program.program ? vfs_program.program : "/";
+    if (!vfs->in_exe) {              /* the way there may lead over this link: a guest with a writable mount can make it so */
+        vfs->in_exe = 1;
+        if (!walk(vfs, "/", shown, WALK_FOLLOW, &p)) {
+            place_done(&p);
+            shown = p.path;
+        }
+        vfs->in_exe = 0;
+    }
+    line(t, "%s", shown);
 }
 
 static void g_cwd(struct vfs *vfs, struct text *t)

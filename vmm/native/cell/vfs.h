@@ -76,6 +76,7 @@ struct vfs {
     uint32_t host_fds;
     struct tmpfs *tmpfs;             /* made at the first use */
     uint64_t synth_bytes;            /* generated content held by handles */
+    int in_exe;                      /* /proc/self/exe is being resolved */
 };
 struct tmpfs *vfs_tmpfs(struct vfs *vfs);            /* 0: out of memory */
 
