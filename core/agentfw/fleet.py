@@ -230,6 +230,7 @@ class Fleet:
         self._flows: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count(1)
         self._stopped = False
+        self._key = b""
 
     async def __aenter__(self) -> Fleet:
         await self.start()
@@ -240,13 +241,13 @@ class Fleet:
 
     async def start(self) -> None:
         """Make or find the template, start the cells."""
-        snapshot, key = await self.store.get(self.template, self._progress, self._on_line)
+        snapshot, self._key = await self.store.get(self.template, self._progress, self._on_line)
         count = -(-self.size // CELL_VMS)
         runners = max(1, min(4, len(os.sched_getaffinity(0)) // count))
         try:
             for index in range(count):
                 vms = min(CELL_VMS, self.size - index * CELL_VMS)
-                await self._start_cell(snapshot, key, vms, min(runners, vms))
+                await self._start_cell(snapshot, self._key, vms, min(runners, vms))
         except BaseException:
             await self.close()
             raise
@@ -359,6 +360,8 @@ class Fleet:
             await asyncio.gather(*helpers, return_exceptions=True)
         if timed_out:
             return self._done(agent, ExitReport("timeout", text="timed out", seconds=seconds), run.statistics)
+        if ended.kind == "internal" and ended.text.startswith("snapshot: "):  # damaged, or of another machine: no use to anybody
+            self.store.discard(self._key)
         if run.failure or (not run.acknowledged and ended.kind == "code" and ended.code in (0, 125)):
             text = run.failure or "the VM ended before the program began"
             return self._done(agent, ExitReport("internal", text=text, seconds=seconds), run.statistics)
@@ -431,7 +434,7 @@ async def _pump(flow: GuestFlow, sink: Sink) -> None:
         while data := await flow.receive():
             await sink.write(data)
     except BrokenPipeError:
-        flow.close()
+        flow.reset()  # EPIPE and SIGPIPE there
     finally:
         with contextlib.suppress(BrokenPipeError):
             await sink.close()

@@ -435,7 +435,8 @@ def explain(report: ExitReport, options: Options) -> tuple[str, str]:
         return report.text.partition(" (")[0] or f"killed by signal {report.signal}", ""
     if report.kind == "hostile":
         return f"stopped for breaking the VM's protocol: {report.text}", ""
-    return report.text or report.kind, ""
+    hint = "run it again: the snapshot was removed and will be made anew" if report.text.startswith("snapshot: ") else ""
+    return report.text or report.kind, hint
 
 
 def _document(

@@ -1,0 +1,360 @@
+"""`agentfw run` with real VMs: streams, ends, signals, limits, what is visible. Nothing may be left running by any of it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ..conftest import COMMAND
+
+pytestmark = pytest.mark.kvm
+
+Agentfw = Callable[..., subprocess.CompletedProcess[str]]
+RUN = ("run", "--no-config", "--plugins", "")
+
+
+@pytest.fixture
+def started(
+    agentfw_environment: dict[str, str], tmp_path: Path, nothing_left: None
+) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """`agentfw` in the background, its output in pipes; killed after the test if need be."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*arguments: str) -> subprocess.Popen[bytes]:
+            process = subprocess.Popen([*COMMAND, *arguments], cwd=tmp_path, env=agentfw_environment, stdin=subprocess.PIPE,
+                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            return process
+
+        yield start
+
+
+# ---- streams
+
+
+def test_bytes_pass_untouched_both_ways(agentfw_environment: dict[str, str], tmp_path: Path, nothing_left: None) -> None:
+    data = os.urandom(3_000_000)
+    code = "import sys; b = sys.stdin.buffer.read(); sys.stdout.buffer.write(b); sys.stderr.buffer.write(b[::-1])"
+    done = subprocess.run(
+        [*COMMAND, *RUN, "-c", code], input=data, cwd=tmp_path, env=agentfw_environment, capture_output=True, timeout=60
+    )
+    assert (done.returncode, done.stdout == data, done.stderr == data[::-1]) == (0, True, True)
+
+
+def test_output_comes_while_the_agent_runs(started: Callable[..., subprocess.Popen[bytes]]) -> None:
+    process = started(*RUN, "-c", "print('first', flush=True); import sys; sys.stdin.readline(); print('last')")
+    assert process.stdout is not None and process.stdin is not None
+    assert process.stdout.readline() == b"first\n"
+    process.stdin.write(b"go\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == b"last\n"
+    assert process.wait(30) == 0
+
+
+def test_a_reader_that_goes_away_stops_the_agent(started: Callable[..., subprocess.Popen[bytes]]) -> None:
+    process = started(*RUN, "-c", "while True: print('y' * 100)")
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.read(1000)
+    process.stdout.close()
+    assert process.wait(30) == 1
+    assert b"BrokenPipeError" in process.stderr.read()
+
+
+def test_a_reader_that_is_slow_loses_nothing(started: Callable[..., subprocess.Popen[bytes]]) -> None:
+    code = "import sys, hashlib; b = bytes(range(256)) * 20000; sys.stdout.buffer.write(b); print(hashlib.sha256(b).hexdigest(), file=sys.stderr)"
+    process = started(*RUN, "-c", code)
+    assert process.stdout is not None and process.stderr is not None
+    digest = hashlib.sha256()
+    while part := process.stdout.read(250_000):
+        digest.update(part)
+        time.sleep(0.01)
+    assert process.wait(30) == 0 and process.stderr.read().decode().strip() == digest.hexdigest()
+
+
+def test_the_last_output_before_a_death_is_shown(agentfw: Agentfw) -> None:
+    done = agentfw(*RUN, "-c", "import os, sys; sys.stdout.write('x' * 200000); sys.stdout.flush(); os.kill(os.getpid(), 9)")
+    assert (len(done.stdout), done.returncode) == (200000, 137)
+
+
+# ---- ends
+
+
+def test_faults_are_explained(agentfw: Agentfw) -> None:
+    done = agentfw(*RUN, "-c", "import ctypes; print('before', flush=True); ctypes.string_at(0)")
+    assert done.stdout == "before\n" and done.returncode == 128 + signal.SIGSEGV
+    assert (
+        done.stderr.startswith("error: killed by SIGSEGV at 0x")
+        and "libc.so.6" in done.stderr
+        and len(done.stderr.splitlines()) == 1
+    )
+    assert agentfw(*RUN, "-c", "import os; os.abort()").returncode == 128 + signal.SIGABRT
+
+
+def test_faulthandler_works(agentfw: Agentfw) -> None:
+    done = agentfw(*RUN, "-c", "import faulthandler, ctypes; faulthandler.enable(); ctypes.string_at(0)")
+    assert "Fatal Python error: Segmentation fault" in done.stderr and done.returncode == 139
+
+
+@pytest.mark.parametrize("code", ["while True: pass", "import time; time.sleep(1000)", "import threading; threading.Event().wait()",
+                                  "import sys; sys.stdin.read()", "import signal; signal.pause()"])  # fmt: skip
+def test_time_limit(started: Callable[..., subprocess.Popen[bytes]], code: str) -> None:
+    process = started(*RUN, "--timeout", "1s", "-c", f"print('begun', flush=True)\n{code}")
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.read() == b"begun\n"
+    assert process.wait(30) == 124
+    assert process.stderr.read().startswith(b"error: timed out after 1 s\n")
+
+
+def test_memory_limit(agentfw: Agentfw) -> None:
+    code = "try:\n    x = bytearray(400 << 20)\nexcept MemoryError:\n    print('refused')\ny = bytearray(40 << 20); print(len(y))"
+    done = agentfw(*RUN, "--memory", "256M", "-c", code)
+    assert (done.stdout, done.stderr, done.returncode) == ("refused\n41943040\n", "", 0)
+    done = agentfw(*RUN, "--memory", "256M", "-c", "x = []\nwhile True: x.append(bytearray(1 << 20))")
+    assert done.stderr.endswith("MemoryError\n") and done.returncode == 1
+
+
+def test_unknown_system_calls_and_forks_fail_in_the_guest(agentfw: Agentfw) -> None:
+    code = """if True:
+        import ctypes, os, subprocess
+        libc = ctypes.CDLL(None, use_errno=True)
+        print(libc.syscall(9999), os.strerror(ctypes.get_errno()))
+        for start in (lambda: subprocess.run(["true"]), os.fork, lambda: os.system("true")):
+            try:
+                print("worked", start())
+            except OSError as error:
+                print(error.strerror)
+    """
+    done = agentfw(*RUN, "--json", "-c", code)
+    (agent,) = json.loads(done.stdout)["agents"]
+    assert agent["stdout"].splitlines()[:3] == [
+        "-1 Function not implemented",
+        *["a guest of agentfw is one process: no fork, no exec"] * 2,
+    ]
+    assert agent["vm"]["n_enosys"] >= 1 and agent["status"] == 0
+
+
+# ---- signals
+
+
+def test_ctrl_c_is_a_keyboard_interrupt(started: Callable[..., subprocess.Popen[bytes]]) -> None:
+    code = "import time\nprint('ready', flush=True)\ntry:\n    time.sleep(1000)\nexcept KeyboardInterrupt:\n    print('caught'); raise SystemExit(3)"
+    process = started(*RUN, "-c", code)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.read() == b"caught\n" and process.wait(30) == 3
+
+
+@pytest.mark.parametrize(
+    "busy", ["time.sleep(1000)", "[i for i in iter(int, 1)]", "threading.Event().wait()", "asyncio.run(asyncio.sleep(1000))"]
+)
+def test_ctrl_c_that_nobody_catches(started: Callable[..., subprocess.Popen[bytes]], busy: str) -> None:
+    process = started(*RUN, "-c", f"import time, threading, asyncio; print('ready', flush=True); {busy}")
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+    err = process.stderr.read()
+    assert err.endswith(b"KeyboardInterrupt\n") and b"bootstrap" not in err
+
+
+def test_the_second_ctrl_c_kills(started: Callable[..., subprocess.Popen[bytes]]) -> None:
+    code = "import signal, time\nsignal.signal(signal.SIGINT, lambda *a: print('no', flush=True))\nprint('ready', flush=True)\nwhile True: time.sleep(1)"
+    process = started(*RUN, "-c", code)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == b"no\n"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+
+
+def test_sigterm(started: Callable[..., subprocess.Popen[bytes]]) -> None:
+    process = started(*RUN, "-n", "3", "-c", "import time; print('ready', flush=True); time.sleep(1000)")
+    assert process.stdout is not None
+    for _ in range(3):
+        process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 143
+
+
+def test_killed_outright_it_takes_everything_along(started: Callable[..., subprocess.Popen[bytes]]) -> None:
+    process = started(*RUN, "-n", "3", "-c", "import time; print('ready', flush=True); time.sleep(1000)")
+    assert process.stdout is not None
+    for _ in range(3):
+        process.stdout.readline()
+    process.kill()
+    process.wait(30)  # `nothing_left` looks for the cell
+
+
+# ---- many
+
+
+def test_many_agents(agentfw: Agentfw) -> None:
+    code = "import os, random, sys; print(os.getpid(), random.random()); sys.exit(os.getpid() % 2)"
+    done = agentfw(*RUN, "-n", "12", "--json", "-c", code)
+    document = json.loads(done.stdout)
+    agents = document["agents"]
+    assert [agent["name"] for agent in agents] == [f"agent-{number}" for number in range(1, 13)]
+    assert len({agent["stdout"].split()[0] for agent in agents}) == 12 == len({agent["stdout"].split()[1] for agent in agents})
+    assert all(agent["status"] == int(agent["stdout"].split()[0]) % 2 for agent in agents)
+    assert done.returncode == max(agent["status"] for agent in agents)
+    assert document["vms"]["sites"] > 100 and done.stderr == ""
+
+
+def test_lines_of_many_agents_stay_whole(agentfw: Agentfw) -> None:
+    done = agentfw(*RUN, "-n", "6", "-c", "import os\nfor i in range(200): print(str(os.getpid()) * 20)")
+    lines = done.stdout.splitlines()
+    assert len(lines) == 1200 and all(line == line[:4] * 20 for line in lines)
+
+
+def test_more_agents_than_a_cell_holds(agentfw: Agentfw) -> None:
+    done = agentfw(*RUN, "-n", "70", "-c", "print('here')")
+    assert (done.stdout, done.returncode) == ("here\n" * 70, 0)
+
+
+def test_a_program_on_stdin_for_all(agentfw: Agentfw) -> None:
+    assert agentfw(*RUN, "-n", "3", "-", "x", input="import sys; print(sys.argv)").stdout == "['-', 'x']\n" * 3
+
+
+def test_stats(agentfw: Agentfw) -> None:
+    done = agentfw(*RUN, "--stats", "-c", "print('out')")
+    assert done.stdout == "out\n"
+    rows = dict(line.split("  ", 1) for line in done.stderr.splitlines())
+    for name in (
+        "system call sites rewritten",
+        "backstop hits",
+        "VM exits",
+        "system calls in the guest",
+        "system calls forwarded",
+    ):
+        assert name in rows
+    assert int(rows["system call sites rewritten"].split()[0]) > 100
+
+
+# ---- what is visible
+
+
+def test_nothing_else_of_the_host_is_visible(agentfw: Agentfw, agentfw_environment: dict[str, str], tmp_path: Path) -> None:
+    home = Path(agentfw_environment["HOME"])
+    (home / ".ssh").mkdir(exist_ok=True)
+    (home / ".ssh/id_rsa").write_text("host secret")
+    (tmp_path / "beside.txt").write_text("beside")
+    (tmp_path / "escape").symlink_to(home / ".ssh/id_rsa")
+    code = f"""
+import os
+def attempt(path):
+    try:
+        with open(path) as file:
+            return file.read(40)
+    except OSError as error:
+        return type(error).__name__
+print(attempt("beside.txt"))
+for path in ("{home}/.ssh/id_rsa", "escape", "/etc/shadow", "/proc/1/environ", "../" * 12 + "etc/shadow", "/proc/self/root/etc/shadow",
+             "/root/.bashrc", "/etc/machine-id", "/sys/class/net/lo/address", "/dev/kvm"):
+    print(path, attempt(path))
+try:
+    open("new.txt", "w")
+except OSError as error:
+    print(error.strerror)
+open("/tmp/mine", "w").write("x"); os.makedirs(os.path.expanduser("~/.cache/x"))
+print(os.environ.get("HOST_ONLY"), os.getuid(), os.path.expanduser("~"), os.listdir("/tmp"))
+"""
+    (tmp_path / "look.py").write_text(code)
+    done = agentfw(*RUN, "look.py", env={"HOST_ONLY": "1"})
+    first, *middle, new, last = done.stdout.splitlines()
+    assert first == "beside" and "host secret" not in done.stdout and "root:" not in done.stdout, done
+    for line in middle:
+        assert line.split()[-1] in ("FileNotFoundError", "PermissionError", "NotADirectoryError", "OSError"), line
+    assert new == "Read-only file system"
+    assert last.startswith("None 1000 /home/agent [")
+    assert not (tmp_path / "new.txt").exists() and not Path("/tmp/mine").exists()
+
+
+def test_mounts(agentfw: Agentfw, tmp_path: Path) -> None:
+    for name in ("in", "out", "work"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "in/a.txt").write_text("given")
+    (tmp_path / "work/x.py").write_text("""if True:
+        print(open("/data/a.txt").read())
+        open("/out/b.txt", "w").write("made")
+        try:
+            open("/data/c.txt", "w")
+        except OSError as error:
+            print(error.strerror)
+    """)
+    done = agentfw(*RUN, "--mount", "in:/data", "--mount", f"{tmp_path}/out:/out:rw", "work/x.py")
+    assert (done.stdout, done.returncode) == ("given\nRead-only file system\n", 0), done.stderr
+    assert (tmp_path / "out/b.txt").read_text() == "made" and not (tmp_path / "in/c.txt").exists()
+
+
+def test_environment(agentfw: Agentfw) -> None:
+    code = "import os, sys; print(os.environ['A'], os.environ['HOST'], 'SECRET' in os.environ, sys.flags.utf8_mode, os.environ['PYTHONUTF8'])"
+    done = agentfw(*RUN, "--env", "A=1=2", "--env", "HOST", "--env", "PYTHONUTF8=1", "-c", code, env={"HOST": "h", "SECRET": "s"})
+    assert done.stdout == "1=2 h False 1 1\n"
+
+
+def test_a_script_in_the_home_directory_is_all_that_is_seen_of_it(agentfw: Agentfw, agentfw_environment: dict[str, str]) -> None:
+    home = Path(agentfw_environment["HOME"])
+    (home / "lone.py").write_text(
+        "import os; print(os.listdir('.'), os.getcwd() == os.path.dirname(os.path.abspath(__file__)))\n"
+    )
+    done = agentfw(*RUN, "lone.py", cwd=home)
+    assert done.stdout == "['lone.py'] True\n"
+    assert done.stderr == f"note: the agent sees lone.py only, not the rest of {home}: it is a home directory\n"
+    assert agentfw(*RUN, "-q", "lone.py", cwd=home).stderr == ""
+
+
+# ---- templates
+
+
+def test_the_template_is_made_once(agentfw: Agentfw, tmp_path: Path) -> None:
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    both = [agentfw(*RUN, "-c", "print(1)", env=cache) for _ in range(2)]
+    assert [done.stdout for done in both] == ["1\n", "1\n"]
+    (snapshot,) = (tmp_path / "cache/agentfw/snapshots").glob("*.snapshot")
+    made = snapshot.stat().st_ino
+    agentfw(*RUN, "-c", "print(1)", env=cache)
+    assert snapshot.stat().st_ino == made and snapshot.stat().st_mode & 0o777 == 0o400
+    assert agentfw("cache", "clear", env=cache).stdout.startswith("removed 1 snapshot, ")
+    assert not snapshot.exists()
+
+
+def test_two_commands_make_one_template(agentfw_environment: dict[str, str], tmp_path: Path, nothing_left: None) -> None:
+    environment = {**agentfw_environment, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    both = [subprocess.Popen([*COMMAND, *RUN, "-c", "print(1)"], env=environment, cwd=tmp_path, stdin=subprocess.DEVNULL,
+                             stdout=subprocess.PIPE) for _ in range(2)]  # fmt: skip
+    assert [process.communicate(timeout=60)[0] for process in both] == [b"1\n", b"1\n"]
+    assert len(list((tmp_path / "cache/agentfw/snapshots").glob("*.snapshot"))) == 1
+
+
+def test_a_damaged_snapshot_is_not_run(agentfw: Agentfw, tmp_path: Path) -> None:
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    agentfw(*RUN, "-c", "print(1)", env=cache)
+    (snapshot,) = (tmp_path / "cache/agentfw/snapshots").glob("*.snapshot")
+    snapshot.chmod(0o600)
+    data = bytearray(snapshot.read_bytes())
+    data[200] ^= 0xFF
+    snapshot.write_bytes(data)
+    done = agentfw(*RUN, "-c", "print(1)", env=cache)
+    assert (done.stdout, done.returncode) == ("", 125)
+    assert done.stderr.startswith("error: snapshot: the file is damaged") and "hint: run it again" in done.stderr
+    assert agentfw(*RUN, "-c", "print(1)", env=cache).stdout == "1\n"
+
+
+def test_preload(agentfw: Agentfw, tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text("import sys; print('sqlite3' in sys.modules, 'turtle' in sys.modules)")
+    assert agentfw(*RUN, "--preload", "sqlite3", "x.py").stdout == "True False\n"
+    done = agentfw(*RUN, "--preload", "no_such_module", "x.py")
+    assert done.returncode == 126
+    assert done.stderr == "error: cannot preload `no_such_module`: ModuleNotFoundError: No module named 'no_such_module'\n"
