@@ -246,10 +246,11 @@ def request_framing(head: RequestHead) -> Framing:
 
 
 def response_framing(head: ResponseHead, method: str) -> Framing:
-    """Of a final response to `method`."""
+    """Of a final response to `method`. Framing that makes no sense is refused where there is no body, too."""
+    framing = _framing(head.headers, head.version, 502)
     if method == "HEAD" or head.status in (204, 304):
         return NO_BODY
-    return _framing(head.headers, head.version, 502) or Framing(False, None)
+    return framing or Framing(False, None)
 
 
 def _framing(headers: Headers, version: str, status: int) -> Framing | None:

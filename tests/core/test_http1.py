@@ -100,9 +100,8 @@ def test_what_we_accept_h11_reads_the_same(data: bytes) -> None:
     assert other is not None, "we accept what h11 refuses"
     request, their_body, their_complete, their_leftover = other
     assert (head.method.encode(), head.target.encode()) == (request.method, request.target)
-    assert [(n.lower(), v.strip(" \t")) for n, v in head.headers] == [
-        (n.decode(), v.decode("latin-1")) for n, v in request.headers
-    ]
+    mine_fields = [(n.lower(), v.lower() if n.lower() == "transfer-encoding" else v) for n, v in head.headers]  # h11 lowers that
+    assert mine_fields == [(n.decode(), v.decode("latin-1")) for n, v in request.headers]
     if complete:
         assert (their_complete, their_body, their_leftover) == (True, body, leftover)
 
