@@ -210,9 +210,9 @@ class View:
         return any(_inside(path, place) for place in (*self.mounts, *self.private, *PRIVATE))
 
     def visible(self, path: str) -> bool:
-        """Does the guest path exist as a directory: covered, or above something that is?"""
+        """Does the guest path exist as a directory when a program starts: in a mount, a private directory, or above something?"""
         names = (*self.mounts, *self.private, *PRIVATE, *self.files, *self.symlinks)
-        return path == "/" or self.covered(path) or any(_inside(name, path) for name in names)
+        return path == "/" or any(_inside(path, place) for place in self.mounts) or any(_inside(name, path) for name in names)
 
     def tidy(self) -> None:
         """Drop what a mount above shows anyway."""
