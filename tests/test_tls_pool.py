@@ -437,7 +437,7 @@ def test_nobody_listens(tmp_path: Path) -> None:
 # ---- clean or closed ----
 
 
-@pytest.mark.parametrize("when", ["with the answer", "before release", "while idle", "unread in the kernel"])
+@pytest.mark.parametrize("when", ["with the answer", "before release", "while idle", "and the end", "unread in the kernel"])
 def test_bytes_left_over_reach_nobody(tmp_path: Path, when: str) -> None:
     """Whenever a byte too many comes, the connection is closed, counted, and the next agent gets a new one."""
 
@@ -454,9 +454,11 @@ def test_bytes_left_over_reach_nobody(tmp_path: Path, when: str) -> None:
                 peer.writers[0].write(b"SECRET OF ALICE\n")
                 await eventually(lambda: bool(upstream._connection._buffered))  # type: ignore[attr-defined]
             upstream.release(reusable=True)
-            if when == "while idle":
+            if when in ("while idle", "and the end"):
                 assert b.held == 1
                 peer.writers[0].write(b"SECRET OF ALICE\n")
+                if when == "and the end":
+                    peer.writers[0].close()
                 await eventually(lambda: b.held == 0)
             if when == "unread in the kernel":
                 connection = next(iter(b.plugin.pool.groups.values())).idle[0]  # type: ignore[union-attr]
@@ -468,6 +470,54 @@ def test_bytes_left_over_reach_nobody(tmp_path: Path, when: str) -> None:
             assert await exchange(other, b"two") == (b"two" if when != "with the answer" else b"two\nSECRET OF ALICE")
             assert (b.retired_dirty, peer.connections) == (1, 2)
             other.release(reusable=True)
+
+    run(main)
+
+
+@pytest.mark.parametrize(("alpn", "kept"), [(("imap",), True), ((), True), (("http/1.1",), False)])
+def test_a_greeting_is_for_the_first_who_reads(tmp_path: Path, alpn: tuple[str, ...], kept: bool) -> None:
+    """Protocols in which the server speaks first, over a connection that was only looked at before. In HTTP nobody greets."""
+
+    async def main() -> None:
+        async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"* OK ready\n")
+            await echo(reader, writer)
+
+        async with serve(greet) as peer, bench(peer.port, peer.authority.ca_pem, tmp_path) as b:
+            request = TlsRequest(HOST, alpn)
+            (await b.lease(tls=request)).release(reusable=True)
+            if not kept:
+                await eventually(lambda: b.held == 0)
+                assert b.retired_dirty == 1
+                return
+            await asyncio.sleep(0.05)
+            upstream = await b.lease(tls=request)
+            if alpn:
+                await upstream.send(b"a LOGIN\n")  # without waiting for the greeting
+            got = b""
+            while b"ready\n" not in got:
+                got += await upstream.receive()
+            assert got.startswith(b"* OK ready\n")
+            assert (b.handshakes, b.retired_dirty) == (1, 0)
+            upstream.release(reusable=True)
+            # From here on it is a connection like any other.
+            upstream = await b.lease(tls=request)
+            peer.writers[-1].write(b"* BYE\n")
+            await eventually(lambda: bool(upstream._connection._buffered))  # type: ignore[attr-defined]
+            upstream.release(reusable=True)
+            assert b.held == 0
+
+    run(main)
+
+
+def test_long_leases_do_not_count_as_idle(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serve(echo) as peer, bench(peer.port, peer.authority.ca_pem, tmp_path, idle_timeout=0.05) as b:
+            (await b.lease()).release(reusable=True)
+            upstream = await b.lease()
+            await asyncio.sleep(0.1)
+            upstream.release(reusable=True)
+            assert (b.held, b.retired_idle) == (1, 0)
 
     run(main)
 

@@ -36,11 +36,17 @@ class Cut(UpstreamError, ConnectionResetError):
 
 
 class Connection:
-    """Made with a connected, non-blocking socket, which it owns from then on. `handshake()` comes first."""
+    """Made with a connected, non-blocking socket, which it owns from then on. `handshake()` comes first.
 
-    def __init__(self, sock: socket.socket, destination: Destination, context: SSL.Context, address: str) -> None:
+    `may_greet`: what the peer says before anything was sent to it is a greeting (mail, databases), not a byte too many.
+    """
+
+    def __init__(
+        self, sock: socket.socket, destination: Destination, context: SSL.Context, address: str, *, may_greet: bool = False
+    ) -> None:
         self.destination = destination
         self.address = address
+        self.may_greet = may_greet
         self.info: TlsInfo | None = None
         self.resumed = False
         self.opened_at = 0.0
@@ -52,6 +58,8 @@ class Connection:
         """Bytes of plaintext, over all leases."""
         self.on_idle_event: Callable[[Connection], None] | None = None
         """Called when something happens that no one waits for."""
+        self._received = False  # somebody read from it
+        self._greeting = b""  # the beginning of one, read by soiled()
         self._sock = sock
         self._loop = asyncio.get_running_loop()
         self._tls = SSL.Connection(context, None)
@@ -178,6 +186,10 @@ class Connection:
 
     async def receive(self, limit: int = READ) -> bytes:
         """1..limit bytes, b"" at close_notify; UpstreamError at any other end."""
+        self._received = True
+        if self._greeting:
+            greeting, self._greeting = self._greeting, b""
+            return greeting
         while True:
             data = self._decrypt(limit)
             if data is not None:
@@ -198,16 +210,19 @@ class Connection:
             return "closed"
         if self._out or self._writer or self._reader:
             return "busy"
-        while self._read_socket():
-            if self._buffered > PAUSE:
-                return "bytes"
+        while self._buffered <= PAUSE and self._read_socket():
+            pass
         try:
-            data = self._decrypt(1)
+            data = None if self._greeting else self._decrypt(1)
         except (UpstreamError, OSError):
             return "closed"
+        over = data == b"" or self._eof or self._error is not None
+        if self.may_greet and not self.sent and not self._received and not over:
+            self._greeting += data or b""
+            return ""
         if data or self._framing.inside_record:
             return "bytes"
-        return "closed" if data is not None or self._eof or self._error else ""
+        return "closed" if over else ""
 
     def interrupt(self) -> None:
         """Wake whoever still waits on it, with an error: the lease has ended."""

@@ -200,7 +200,8 @@ class Plugin:
         sock = await runtime.dial(agent, key.destination, self.config.connect_timeout)
         try:
             address = parse_address(sock.getpeername()[0])
-            connection = Connection(sock, key.destination, self.trust.context(key.versions, key.alpn), address)
+            context = self.trust.context(key.versions, key.alpn)
+            connection = Connection(sock, key.destination, context, address, may_greet=not key.alpn)
         except BaseException:
             sock.close()
             raise

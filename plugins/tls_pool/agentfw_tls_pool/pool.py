@@ -233,6 +233,7 @@ class Pool:
         group.leased.add(connection)
         connection.leases += 1
         connection.lent_at = self._loop.time()
+        connection.idle_since = 0.0
         connection.lent_at_sent = connection.sent
         if connection.leases > 1:
             self.counters["reused"] += 1
