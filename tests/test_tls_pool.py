@@ -70,7 +70,7 @@ class Bench:
 @contextlib.asynccontextmanager
 async def bench(port: int, ca_pem: str, tmp_path: Path, **config: Any) -> AsyncIterator[Bench]:
     ca = tmp_path / "ca.pem"
-    ca.write_text(ca_pem)
+    ca.write_text(ca_pem or CertificateAuthority().ca_pem)
     config.setdefault("shared", (HOST,))
     config.setdefault("system_ca", False)
     plugin = Plugin(TlsConfig(ca_files=(str(ca),), **config))
@@ -346,6 +346,48 @@ def self_signed() -> tuple[bytes, bytes]:
     )
     private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     return certificate.public_bytes(serialization.Encoding.PEM), private
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_authorities_of_the_agent_s_own(tmp_path: Path, allowed: bool) -> None:
+    """They never make a connection `verified`, take no name check away, and count on hosts that are not shared only."""
+
+    async def main() -> None:
+        private = CertificateAuthority()
+        mine = TlsRequest("other.test", ("http/1.1",), cas=(ssl.PEM_cert_to_DER_cert(private.ca_pem),))
+        context = private.server_context(["other.test", HOST])
+        async with serve(echo, context) as peer, bench(peer.port, peer.authority.ca_pem, tmp_path, agent_ca=allowed) as b:
+            if allowed:
+                upstream = await b.lease(tls=mine, host="other.test")
+                assert upstream.tls and upstream.tls.verified is False
+                upstream.release(reusable=True)
+                again = await b.lease(tls=mine, host="other.test")
+                assert again.reused
+                again.release(reusable=True)
+            else:
+                with pytest.raises(TlsError) as caught:
+                    await b.lease(tls=mine, host="other.test")
+                assert caught.value.verify_code == 19
+            for request, host in (
+                (TlsRequest("other.test", ("http/1.1",)), "other.test"),
+                (TlsRequest(HOST, cas=mine.cas), HOST),
+            ):
+                with pytest.raises(TlsError) as caught:  # the connection above is not lent to who does not trust it
+                    await b.lease(tls=request, host=host)
+                assert caught.value.verify_code == 19
+        if not allowed:
+            return
+        async with serve(echo, private.server_context([HOST])) as peer, bench(peer.port, "", tmp_path, agent_ca=True) as b:
+            with pytest.raises(TlsError) as caught:
+                await b.lease(tls=mine, host="other.test")
+            assert caught.value.verify_code == 62
+            with pytest.raises(TlsError, match=r"no X\.509"):
+                await b.lease(tls=TlsRequest("other.test", cas=(b"junk",)), host="other.test")
+        async with MockLLM(MockOptions(names=("other.test",))) as llm, bench(llm.port, llm.ca_pem, tmp_path, agent_ca=True) as b:
+            upstream = await b.lease(tls=mine, host="other.test")
+            assert upstream.tls and upstream.tls.verified is True  # the operator vouches for it as well
+
+    run(main)
 
 
 def test_the_name_is_checked_even_if_openssl_s_callback_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

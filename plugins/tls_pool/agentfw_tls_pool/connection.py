@@ -85,8 +85,13 @@ class Connection:
 
     # ---- handshake ----
 
-    async def handshake(self, session: SSL.Session | None = None) -> TlsInfo:
-        """Negotiate and verify: the chain, then the name, and only then anything else is sent. TlsError, OSError."""
+    async def handshake(
+        self, session: SSL.Session | None = None, vouches: Callable[[SSL.Connection], bool] = lambda _: True
+    ) -> TlsInfo:
+        """Negotiate and verify: the chain, then the name, and only then anything else is sent. TlsError, OSError.
+
+        `vouches`: whether the operator's trust store accepts the peer, if the context trusts more than that.
+        """
         destination = self.destination
         tls = self._tls
         tls.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, self._verify)
@@ -122,7 +127,7 @@ class Connection:
         alpn = tls.get_alpn_proto_negotiated().decode("latin-1") or None
         cipher = (tls.get_cipher_name() or "", tls.get_cipher_version() or "", tls.get_cipher_bits() or 0)
         der = certificate.public_bytes(Encoding.DER)
-        self.info = TlsInfo(tls.get_protocol_version_name(), cipher, alpn, der, verified=True)
+        self.info = TlsInfo(tls.get_protocol_version_name(), cipher, alpn, der, verified=vouches(tls))
         return self.info
 
     def _verify(self, _: SSL.Connection, certificate: object, code: int, depth: int, ok: int) -> bool:
