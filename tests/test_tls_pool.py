@@ -70,7 +70,7 @@ class Bench:
 @contextlib.asynccontextmanager
 async def bench(port: int, ca_pem: str, tmp_path: Path, **config: Any) -> AsyncIterator[Bench]:
     ca = tmp_path / "ca.pem"
-    ca.write_text(ca_pem)
+    ca.write_text(ca_pem or CertificateAuthority().ca_pem)
     config.setdefault("shared", (HOST,))
     config.setdefault("system_ca", False)
     plugin = Plugin(TlsConfig(ca_files=(str(ca),), **config))
@@ -348,6 +348,48 @@ def self_signed() -> tuple[bytes, bytes]:
     return certificate.public_bytes(serialization.Encoding.PEM), private
 
 
+@pytest.mark.parametrize("allowed", [False, True])
+def test_authorities_of_the_agent_s_own(tmp_path: Path, allowed: bool) -> None:
+    """They never make a connection `verified`, take no name check away, and count on hosts that are not shared only."""
+
+    async def main() -> None:
+        private = CertificateAuthority()
+        mine = TlsRequest("other.test", ("http/1.1",), cas=(ssl.PEM_cert_to_DER_cert(private.ca_pem),))
+        context = private.server_context(["other.test", HOST])
+        async with serve(echo, context) as peer, bench(peer.port, peer.authority.ca_pem, tmp_path, agent_ca=allowed) as b:
+            if allowed:
+                upstream = await b.lease(tls=mine, host="other.test")
+                assert upstream.tls and upstream.tls.verified is False
+                upstream.release(reusable=True)
+                again = await b.lease(tls=mine, host="other.test")
+                assert again.reused
+                again.release(reusable=True)
+            else:
+                with pytest.raises(TlsError) as caught:
+                    await b.lease(tls=mine, host="other.test")
+                assert caught.value.verify_code == 19
+            for request, host in (
+                (TlsRequest("other.test", ("http/1.1",)), "other.test"),
+                (TlsRequest(HOST, cas=mine.cas), HOST),
+            ):
+                with pytest.raises(TlsError) as caught:  # the connection above is not lent to who does not trust it
+                    await b.lease(tls=request, host=host)
+                assert caught.value.verify_code == 19
+        if not allowed:
+            return
+        async with serve(echo, private.server_context([HOST])) as peer, bench(peer.port, "", tmp_path, agent_ca=True) as b:
+            with pytest.raises(TlsError) as caught:
+                await b.lease(tls=mine, host="other.test")
+            assert caught.value.verify_code == 62
+            with pytest.raises(TlsError, match=r"no X\.509"):
+                await b.lease(tls=TlsRequest("other.test", cas=(b"junk",)), host="other.test")
+        async with MockLLM(MockOptions(names=("other.test",))) as llm, bench(llm.port, llm.ca_pem, tmp_path, agent_ca=True) as b:
+            upstream = await b.lease(tls=mine, host="other.test")
+            assert upstream.tls and upstream.tls.verified is True  # the operator vouches for it as well
+
+    run(main)
+
+
 def test_the_name_is_checked_even_if_openssl_s_callback_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As for resumed sessions, which have no callback. The peer's handshake does not even complete."""
     completed = []
@@ -437,7 +479,7 @@ def test_nobody_listens(tmp_path: Path) -> None:
 # ---- clean or closed ----
 
 
-@pytest.mark.parametrize("when", ["with the answer", "before release", "while idle", "unread in the kernel"])
+@pytest.mark.parametrize("when", ["with the answer", "before release", "while idle", "and the end", "unread in the kernel"])
 def test_bytes_left_over_reach_nobody(tmp_path: Path, when: str) -> None:
     """Whenever a byte too many comes, the connection is closed, counted, and the next agent gets a new one."""
 
@@ -454,9 +496,11 @@ def test_bytes_left_over_reach_nobody(tmp_path: Path, when: str) -> None:
                 peer.writers[0].write(b"SECRET OF ALICE\n")
                 await eventually(lambda: bool(upstream._connection._buffered))  # type: ignore[attr-defined]
             upstream.release(reusable=True)
-            if when == "while idle":
+            if when in ("while idle", "and the end"):
                 assert b.held == 1
                 peer.writers[0].write(b"SECRET OF ALICE\n")
+                if when == "and the end":
+                    peer.writers[0].close()
                 await eventually(lambda: b.held == 0)
             if when == "unread in the kernel":
                 connection = next(iter(b.plugin.pool.groups.values())).idle[0]  # type: ignore[union-attr]
@@ -468,6 +512,54 @@ def test_bytes_left_over_reach_nobody(tmp_path: Path, when: str) -> None:
             assert await exchange(other, b"two") == (b"two" if when != "with the answer" else b"two\nSECRET OF ALICE")
             assert (b.retired_dirty, peer.connections) == (1, 2)
             other.release(reusable=True)
+
+    run(main)
+
+
+@pytest.mark.parametrize(("alpn", "kept"), [(("imap",), True), ((), True), (("http/1.1",), False)])
+def test_a_greeting_is_for_the_first_who_reads(tmp_path: Path, alpn: tuple[str, ...], kept: bool) -> None:
+    """Protocols in which the server speaks first, over a connection that was only looked at before. In HTTP nobody greets."""
+
+    async def main() -> None:
+        async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"* OK ready\n")
+            await echo(reader, writer)
+
+        async with serve(greet) as peer, bench(peer.port, peer.authority.ca_pem, tmp_path) as b:
+            request = TlsRequest(HOST, alpn)
+            (await b.lease(tls=request)).release(reusable=True)
+            if not kept:
+                await eventually(lambda: b.held == 0)
+                assert b.retired_dirty == 1
+                return
+            await asyncio.sleep(0.05)
+            upstream = await b.lease(tls=request)
+            if alpn:
+                await upstream.send(b"a LOGIN\n")  # without waiting for the greeting
+            got = b""
+            while b"ready\n" not in got:
+                got += await upstream.receive()
+            assert got.startswith(b"* OK ready\n")
+            assert (b.handshakes, b.retired_dirty) == (1, 0)
+            upstream.release(reusable=True)
+            # From here on it is a connection like any other.
+            upstream = await b.lease(tls=request)
+            peer.writers[-1].write(b"* BYE\n")
+            await eventually(lambda: bool(upstream._connection._buffered))  # type: ignore[attr-defined]
+            upstream.release(reusable=True)
+            assert b.held == 0
+
+    run(main)
+
+
+def test_long_leases_do_not_count_as_idle(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serve(echo) as peer, bench(peer.port, peer.authority.ca_pem, tmp_path, idle_timeout=0.05) as b:
+            (await b.lease()).release(reusable=True)
+            upstream = await b.lease()
+            await asyncio.sleep(0.1)
+            upstream.release(reusable=True)
+            assert (b.held, b.retired_idle) == (1, 0)
 
     run(main)
 

@@ -36,11 +36,17 @@ class Cut(UpstreamError, ConnectionResetError):
 
 
 class Connection:
-    """Made with a connected, non-blocking socket, which it owns from then on. `handshake()` comes first."""
+    """Made with a connected, non-blocking socket, which it owns from then on. `handshake()` comes first.
 
-    def __init__(self, sock: socket.socket, destination: Destination, context: SSL.Context, address: str) -> None:
+    `may_greet`: what the peer says before anything was sent to it is a greeting (mail, databases), not a byte too many.
+    """
+
+    def __init__(
+        self, sock: socket.socket, destination: Destination, context: SSL.Context, address: str, *, may_greet: bool = False
+    ) -> None:
         self.destination = destination
         self.address = address
+        self.may_greet = may_greet
         self.info: TlsInfo | None = None
         self.resumed = False
         self.opened_at = 0.0
@@ -52,6 +58,8 @@ class Connection:
         """Bytes of plaintext, over all leases."""
         self.on_idle_event: Callable[[Connection], None] | None = None
         """Called when something happens that no one waits for."""
+        self._received = False  # somebody read from it
+        self._greeting = b""  # the beginning of one, read by soiled()
         self._sock = sock
         self._loop = asyncio.get_running_loop()
         self._tls = SSL.Connection(context, None)
@@ -77,8 +85,13 @@ class Connection:
 
     # ---- handshake ----
 
-    async def handshake(self, session: SSL.Session | None = None) -> TlsInfo:
-        """Negotiate and verify: the chain, then the name, and only then anything else is sent. TlsError, OSError."""
+    async def handshake(
+        self, session: SSL.Session | None = None, vouches: Callable[[SSL.Connection], bool] = lambda _: True
+    ) -> TlsInfo:
+        """Negotiate and verify: the chain, then the name, and only then anything else is sent. TlsError, OSError.
+
+        `vouches`: whether the operator's trust store accepts the peer, if the context trusts more than that.
+        """
         destination = self.destination
         tls = self._tls
         tls.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, self._verify)
@@ -114,7 +127,7 @@ class Connection:
         alpn = tls.get_alpn_proto_negotiated().decode("latin-1") or None
         cipher = (tls.get_cipher_name() or "", tls.get_cipher_version() or "", tls.get_cipher_bits() or 0)
         der = certificate.public_bytes(Encoding.DER)
-        self.info = TlsInfo(tls.get_protocol_version_name(), cipher, alpn, der, verified=True)
+        self.info = TlsInfo(tls.get_protocol_version_name(), cipher, alpn, der, verified=vouches(tls))
         return self.info
 
     def _verify(self, _: SSL.Connection, certificate: object, code: int, depth: int, ok: int) -> bool:
@@ -178,6 +191,10 @@ class Connection:
 
     async def receive(self, limit: int = READ) -> bytes:
         """1..limit bytes, b"" at close_notify; UpstreamError at any other end."""
+        self._received = True
+        if self._greeting:
+            greeting, self._greeting = self._greeting, b""
+            return greeting
         while True:
             data = self._decrypt(limit)
             if data is not None:
@@ -198,16 +215,19 @@ class Connection:
             return "closed"
         if self._out or self._writer or self._reader:
             return "busy"
-        while self._read_socket():
-            if self._buffered > PAUSE:
-                return "bytes"
+        while self._buffered <= PAUSE and self._read_socket():
+            pass
         try:
-            data = self._decrypt(1)
+            data = None if self._greeting else self._decrypt(1)
         except (UpstreamError, OSError):
             return "closed"
+        over = data == b"" or self._eof or self._error is not None
+        if self.may_greet and not self.sent and not self._received and not over:
+            self._greeting += data or b""
+            return ""
         if data or self._framing.inside_record:
             return "bytes"
-        return "closed" if data is not None or self._eof or self._error else ""
+        return "closed" if over else ""
 
     def interrupt(self) -> None:
         """Wake whoever still waits on it, with an error: the lease has ended."""

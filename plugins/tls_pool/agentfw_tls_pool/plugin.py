@@ -35,6 +35,8 @@ class TlsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     """PEM files of further authorities to trust; relative to agentfw.toml."""
     system_ca: bool = True
     """Trust the system's authorities and certifi's."""
+    agent_ca: bool = False
+    """Let agents talk to servers that only authorities of their own vouch for (never on shared hosts, never with credentials)."""
     min_version: Annotated[str, msgspec.Meta(pattern=r"\A1\.[23]\Z")] = "1.2"
     shared: tuple[str, ...] = ()
     """Hosts ("api.openai.com", "api.example.com:8443") whose connections serve one agent after the other: those that tell agents
@@ -177,6 +179,8 @@ class Plugin:
             tenant = f"tenant={labels.get('tenant', '')} policy={labels.get('policy', '')}"
         else:
             tenant = agent.id
+            if self.config.agent_ca:
+                return Key(destination, alpn, Versions(minimum, maximum), tenant, tls.cas)
         return Key(destination, alpn, Versions(minimum, maximum), tenant)
 
     def _preconnect(self) -> None:
@@ -200,12 +204,19 @@ class Plugin:
         sock = await runtime.dial(agent, key.destination, self.config.connect_timeout)
         try:
             address = parse_address(sock.getpeername()[0])
-            connection = Connection(sock, key.destination, self.trust.context(key.versions, key.alpn), address)
+            context = self.trust.context(key.versions, key.alpn, key.cas)
+            connection = Connection(sock, key.destination, context, address, may_greet=not key.alpn)
+        except ValueError as error:
+            sock.close()
+            raise TlsError("an authority that the agent trusts is no X.509 certificate", reason="BAD_CA") from error
         except BaseException:
             sock.close()
             raise
         try:
-            await connection.handshake(session)
+            if key.cas:
+                await connection.handshake(session, self.trust.vouches)
+            else:
+                await connection.handshake(session)
         except BaseException:
             connection.close()
             raise

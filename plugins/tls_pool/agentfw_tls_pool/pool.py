@@ -39,13 +39,15 @@ REPLACE = 8
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Everything that makes two connections differ. The trust store is the plugin's one; client certificates there are none."""
+    """Everything that makes two connections differ. Client certificates there are none."""
 
     destination: Destination
     alpn: tuple[str, ...]
     versions: Versions
     tenant: str
-    """ "" + labels for shared hosts; else the agent's id."""
+    """Labels for shared hosts; else the agent's id."""
+    cas: tuple[bytes, ...] = ()
+    """Authorities of the agent's own (DER) that are trusted besides the operator's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +235,7 @@ class Pool:
         group.leased.add(connection)
         connection.leases += 1
         connection.lent_at = self._loop.time()
+        connection.idle_since = 0.0
         connection.lent_at_sent = connection.sent
         if connection.leases > 1:
             self.counters["reused"] += 1

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import ssl
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import certifi
 from cryptography import x509
-from cryptography.x509.oid import ExtensionOID
 from OpenSSL import SSL, crypto
 from service_identity import CertificateError, VerificationError
 from service_identity.cryptography import verify_certificate_hostname, verify_certificate_ip_address
 
+AGENTS_CONTEXTS = 16
+"""Contexts kept for agents' own authorities; making one takes some 20 ms with the public ones in it."""
 HOSTNAME_MISMATCH = 62
 IP_ADDRESS_MISMATCH = 64
 
@@ -72,16 +74,6 @@ def check_name(certificate: x509.Certificate, host: str, *, is_address: bool) ->
         raise NameMismatch(code, f"{what} mismatch, certificate is not valid for '{host}'.") from error
 
 
-def names_of(certificate: x509.Certificate) -> list[str]:
-    """The names a certificate is for, for error messages."""
-    try:
-        found = certificate.extensions.get_extension_for_oid(ExtensionOID.SUBJECT_ALTERNATIVE_NAME).value
-    except (x509.ExtensionNotFound, ValueError):
-        return []
-    assert isinstance(found, x509.SubjectAlternativeName)
-    return [str(each.value) for each in found if isinstance(each, (x509.DNSName, x509.IPAddress))]
-
-
 @dataclass(frozen=True, slots=True)
 class Versions:
     """ssl.TLSVersion numbers; `maximum` 0: the newest."""
@@ -97,6 +89,7 @@ class Trust:
         self.ca_files = tuple(ca_files)
         self.system = system
         self._contexts: dict[tuple[Versions, tuple[str, ...]], SSL.Context] = {}
+        self._agents_contexts: OrderedDict[tuple[Versions, tuple[str, ...], tuple[bytes, ...]], SSL.Context] = OrderedDict()
 
     def check(self) -> tuple[int, str] | None:
         """(index, what is wrong) of the first file that cannot be used."""
@@ -109,11 +102,48 @@ class Trust:
                 return index, f"{file}: holds no PEM certificate"
         return None
 
-    def context(self, versions: Versions, alpn: tuple[str, ...]) -> SSL.Context:
-        """A client's context, made once for each kind: peer required and verified, no renegotiation, no compression."""
+    def context(self, versions: Versions, alpn: tuple[str, ...], cas: tuple[bytes, ...] = ()) -> SSL.Context:
+        """A client's context, made once for each kind: peer required and verified, no renegotiation, no compression.
+
+        `cas`: DER certificates to trust besides; ValueError if they are none.
+        """
+        if cas:
+            return self._agents_context(versions, alpn, cas)
         made = self._contexts.get((versions, alpn))
+        if made is None:
+            made = self._contexts[versions, alpn] = self._make(versions, alpn)
+        return made
+
+    def _agents_context(self, versions: Versions, alpn: tuple[str, ...], cas: tuple[bytes, ...]) -> SSL.Context:
+        key = (versions, alpn, cas)
+        made = self._agents_contexts.get(key)
         if made is not None:
+            self._agents_contexts.move_to_end(key)
             return made
+        certificates = [crypto.X509.from_cryptography(x509.load_der_x509_certificate(der)) for der in cas]
+        made = self._make(versions, alpn)
+        store = made.get_cert_store()
+        assert store is not None
+        for certificate in certificates:
+            store.add_cert(certificate)
+        self._agents_contexts[key] = made
+        while len(self._agents_contexts) > AGENTS_CONTEXTS:
+            self._agents_contexts.popitem(last=False)
+        return made
+
+    def vouches(self, connection: SSL.Connection) -> bool:
+        """The operator's own authorities suffice for this peer's chain (which has been verified with more)."""
+        leaf = connection.get_peer_certificate()
+        store = self.context(Versions(ssl.TLSVersion.TLSv1_2), ()).get_cert_store()
+        if leaf is None or store is None:
+            return False
+        try:
+            crypto.X509StoreContext(store, leaf, connection.get_peer_cert_chain() or []).verify_certificate()
+        except crypto.X509StoreContextError:
+            return False
+        return True
+
+    def _make(self, versions: Versions, alpn: tuple[str, ...]) -> SSL.Context:
         context = SSL.Context(SSL.TLS_CLIENT_METHOD)
         context.set_min_proto_version(max(versions.minimum, ssl.TLSVersion.TLSv1_2))
         if versions.maximum:
@@ -132,7 +162,6 @@ class Trust:
         store.set_flags(crypto.X509StoreFlags.PARTIAL_CHAIN)
         if alpn:
             context.set_alpn_protos([name.encode("ascii") for name in alpn])
-        self._contexts[versions, alpn] = context
         return context
 
 
