@@ -117,7 +117,9 @@ async def density(folder: Path, agents: int) -> None:
 
 def _print(what: str, values: list[float], note: str = "") -> None:
     ordered = sorted(values)
-    print(f"{what:42} p50 {statistics.median(ordered):6.2f} ms   p95 {ordered[int(len(ordered) * 0.95)]:6.2f} ms   min {ordered[0]:6.2f} ms   {note}")
+    print(
+        f"{what:42} p50 {statistics.median(ordered):6.2f} ms   p95 {ordered[int(len(ordered) * 0.95)]:6.2f} ms   min {ordered[0]:6.2f} ms   {note}"
+    )
 
 
 def main() -> None:

@@ -17,7 +17,13 @@ def main() -> None:
         subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, GUEST / "syscalls.c"], check=True)
         mount = ("--mount", f"{folder}:/bench")
         common.in_vm(GUEST / "syscalls.py", "/bench/loop.so", options=mount)
-        rows = [(common.native(GUEST / "syscalls.py", str(library)), common.in_vm(GUEST / "syscalls.py", "/bench/loop.so", options=mount)) for _ in range(5)]
+        rows = [
+            (
+                common.native(GUEST / "syscalls.py", str(library)),
+                common.in_vm(GUEST / "syscalls.py", "/bench/loop.so", options=mount),
+            )
+            for _ in range(5)
+        ]
     native, inside = common.median_rows([row[0] for row in rows]), common.median_rows([row[1] for row in rows])
     for name in native:
         print(f"{name:14} native {native[name]:7.1f} ns   shim {inside[name]:7.1f} ns   ratio {inside[name] / native[name]:.2f}")

@@ -6,4 +6,11 @@ import sys
 
 library = ctypes.CDLL(sys.argv[1])
 library.loop.restype = ctypes.c_double
-print(json.dumps({name: min(library.loop(which, 200000) for _ in range(5)) for which, name in enumerate(["getpid", "clock_gettime", "gettid"])}))
+print(
+    json.dumps(
+        {
+            name: min(library.loop(which, 200000) for _ in range(5))
+            for which, name in enumerate(["getpid", "clock_gettime", "gettid"])
+        }
+    )
+)

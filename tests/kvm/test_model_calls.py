@@ -69,7 +69,9 @@ def test_twenty_agents_share_one_query_and_few_handshakes(network: Slice, agentf
     assert network.dns.asked(NAME, "AAAA") <= 1
     served = network.model.stats()
     assert served["requests"] == 20 and served["unauthorized"] == 0
-    assert served["handshakes"] == ran["statistics"]["tls.handshakes"] <= 13, "handshakes are the held connections', not the agents'"
+    assert served["handshakes"] == ran["statistics"]["tls.handshakes"] <= 13, (
+        "handshakes are the held connections', not the agents'"
+    )
     assert ran["statistics"]["credentials.injected"] == 20
     assert KEY not in done.stdout + done.stderr
 
@@ -187,9 +189,13 @@ def _memory_holds(pid: int, needles: list[bytes]) -> dict[bytes, int]:
     return found
 
 
-def test_the_secret_is_nowhere_in_the_cell_or_its_guests(network: Slice, agentfw_environment: dict[str, str], tmp_path: Path, nothing_left: None) -> None:
+def test_the_secret_is_nowhere_in_the_cell_or_its_guests(
+    network: Slice, agentfw_environment: dict[str, str], tmp_path: Path, nothing_left: None
+) -> None:
     agentfw_command = [*COMMAND, *network.arguments, "-c", WAIT]
-    process = subprocess.Popen(agentfw_command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path, env={**agentfw_environment, **network.env})
+    process = subprocess.Popen(
+        agentfw_command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path, env={**agentfw_environment, **network.env}
+    )
     try:
         assert process.stdout is not None and process.stdin is not None
         assert process.stdout.readline() == b"echo: x\n"
