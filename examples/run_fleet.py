@@ -1,6 +1,6 @@
 """What `make run` does: a fleet of agents against a local model server, and a look at what came of it.
 
-Starts `agentfw mock-llm`, writes an agentfw.toml for it, runs `agentfw run -n 20 --stats` with the dns, tls, policy and credentials
+Starts `agentfw mock-llm`, writes an agentfw.toml for it, runs `agentfw run -n 20` with the dns, tls, policy and credentials
 plugins, prints what each agent got and what was counted, and checks both. Exit status 1 if something is not as it should be.
 """
 
@@ -66,7 +66,8 @@ def main() -> int:
             config = directory / "agentfw.toml"
             config.write_text(CONFIG.format(port=port, ca=directory / "ca.pem"))
             done = subprocess.run(
-                [*AGENTFW, "run", "--config", str(config), "-n", str(options.count), "--plugins", "dns,tls,policy,credentials", "--json",
+                [*AGENTFW, "run", "--config", str(config), "-n", str(options.count), "--json",
+                 "--plugins", "dns,tls,policy,credentials",
                  "--env", f"OPENAI_BASE_URL=https://api.openai.com:{port}/v1", "--env", "OPENAI_API_KEY=sk-agentfw-placeholder",
                  "--timeout", "60", options.agent, "Say", "hello."],
                 env={**os.environ, "MODEL_KEY": key}, stdout=subprocess.PIPE, text=True)  # fmt: skip
@@ -88,10 +89,17 @@ def report(ran: dict, served: dict, count: int, key: str) -> int:
     for name, value in sorted(counted.items()):
         if value:
             print(f"{name:<28} {value:g}")
-    print("the model server saw", ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in served.items() if isinstance(value, int)))
+    print(
+        "the model server saw",
+        ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in served.items() if isinstance(value, int)),
+    )
 
     wrong = [f"{agent['name']} ended with {agent['status']}: {agent['text']}" for agent in ran["agents"] if agent["status"]]
-    wrong += [f"{agent['name']} got no answer" for agent in ran["agents"] if not agent["status"] and "hello" not in agent["stdout"].lower()]
+    wrong += [
+        f"{agent['name']} got no answer"
+        for agent in ran["agents"]
+        if not agent["status"] and "hello" not in agent["stdout"].lower()
+    ]
     if key in json.dumps(ran):
         wrong.append("the key is in what the agents wrote")
     if served.get("handshakes", count) >= max(count, 2):

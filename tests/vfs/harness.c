@@ -73,13 +73,14 @@ int memory_map_file(struct vm *v, int fd, uint64_t gva, uint64_t len, int prot, 
     return p == MAP_FAILED ? -errno : 0;
 }
 
-int memory_module(struct vm *v, uint64_t gva, char name[256], uint64_t *start, uint64_t *offset)
+int memory_module_next(struct vm *v, uint64_t gva, char name[256], uint64_t *start, uint64_t *end, uint64_t *offset)
 {
     (void)v;
-    if (gva < 0x400000 || gva >= 0x402000)
+    if (gva > 0x400000)
         return 0;
     strcpy(name, "/usr/bin/python3");
     *start = 0x400000;
+    *end = 0x402000;
     *offset = 0;
     return 1;
 }

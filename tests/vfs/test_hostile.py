@@ -143,6 +143,7 @@ def test_random_operations_do_no_harm(make: MakeVfs, host: Path) -> None:
 
     dice = random.Random(7)
     vfs = make(mounts={"/m": (host / "shared", WRITABLE)}, symlinks={"/l": "m/lib"}, tmp=(1 << 20, 200, []))
+    descriptors = len(list(Path(f"/proc/{vfs.process.pid}/fd").iterdir()))
     words = ["/tmp", "/m", "/l", "/proc", "a", "b", "..", ".", "", "lib", "self", "fd", "0", "/"]
     interesting = [
         0,
@@ -197,5 +198,7 @@ def test_random_operations_do_no_harm(make: MakeVfs, host: Path) -> None:
             args[2] = dice.choice([4096, 8192, 0x1000000])
         vfs.raw(op, *args)
     assert vfs.raw("stat", *vfs.path("/tmp"), 0, OUT, CWD) == 0
+    vfs.restart()
+    assert len(list(Path(f"/proc/{vfs.process.pid}/fd").iterdir())) == descriptors  # none was lost
     assert (host / "secret/key").read_bytes() == SECRET
     assert sorted(path.name for path in host.iterdir()) == ["secret", "shared"]

@@ -130,7 +130,7 @@ def hint_for(error: AgentfwError) -> str:
         close = difflib.get_close_matches(error.name, error.known, 1)
         return f"did you mean `{close[0]}`?" if close else "see `agentfw plugins list`"
     if isinstance(error, ConfigError) and error.file:
-        return "see docs/config.md for what the file may hold"
+        return "see docs/configuration.md for what the file may hold"
     return ""
 
 

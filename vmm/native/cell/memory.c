@@ -279,6 +279,24 @@ int memory_module(struct vm *vm, uint64_t gva, char name[256], uint64_t *map_sta
     return 1;
 }
 
+int memory_module_next(struct vm *vm, uint64_t gva, char name[256], uint64_t *start, uint64_t *end, uint64_t *offset)
+{
+    struct machine *m = machine_of(vm);
+    struct mapping *x = 0;
+    for (uint32_t i = 0; i < m->maps; i++) {
+        if (m->map[i].start >= gva && (!x || m->map[i].start < x->start))
+            x = &m->map[i];
+    }
+    if (!x)
+        return 0;
+    strncpy(name, x->name, 255);
+    name[255] = 0;
+    *start = x->start;
+    *end = x->end;
+    *offset = x->offset;
+    return 1;
+}
+
 /* ---- access ---- */
 
 void *guest_range(struct vm *vm, uint64_t gva, uint64_t len)

@@ -130,30 +130,29 @@ static void g_statm(struct vfs *vfs, struct text *t)
     line(t, "%llu %llu 0 0 0 %llu 0\n", pages, pages, pages);
 }
 
+static void map_line(struct text *t, uint64_t start, uint64_t end, const char *rights, uint64_t offset, const char *name)
+{
+    line(t, "%08llx-%08llx %s %08llx 00:00 0 %26s%s\n", (unsigned long long)start, (unsigned long long)end, rights, (unsigned long long)offset, "", name);
+}
+
+/* Files, heap and main stack, in order. What else is mapped, and with which rights, only the shim knows. */
 static void g_maps(struct vfs *vfs, struct text *t)
 {
-    unsigned long long brk = CTL_FIELD(vfs, brk_start), brk_end = CTL_FIELD(vfs, brk_max);
-    unsigned long long lo = CTL_FIELD(vfs, stack_lo), hi = CTL_FIELD(vfs, stack_hi), end = CTL_FIELD(vfs, mmap_base);
-    /* Files mapped from the image's place to where anonymous mappings begin to mix in; the map is small there */
-    if (end > AFW_IMAGE + 0x4000000 || end < AFW_IMAGE)
-        end = AFW_IMAGE + 0x4000000;
-    char name[256], open[256] = "";
-    uint64_t start, offset, from = 0, from_offset = 0;
-    for (uint64_t at = AFW_IMAGE; at <= end; at += 4096) {
-        int known = at < end && memory_module(vfs->vm, at, name, &start, &offset);
-        if (*open && (!known || start != from)) {
-            line(t, "%llx-%llx r-xp %08llx 00:00 0 %26s%.255s\n", (unsigned long long)from, (unsigned long long)at, (unsigned long long)from_offset, "", open);
-            *open = 0;
-        }
-        if (known && !*open) {
-            memcpy(open, name, sizeof open);
-            open[sizeof open - 1] = 0;
-            from = start;
-            from_offset = offset;
-        }
+    uint64_t own[2][2] = {{CTL_FIELD(vfs, stack_lo), CTL_FIELD(vfs, stack_hi)}, {CTL_FIELD(vfs, brk_start), CTL_FIELD(vfs, brk_max)}};
+    char name[256];
+    uint64_t start, end, offset, at = 0;
+    int shown[2] = {0, 0}, more = 1;
+    while (more && t->used < CONTENT_MAX - 512) {
+        more = memory_module_next(vfs->vm, at, name, &start, &end, &offset);
+        for (int i = 0; i < 2; i++)
+            if (!shown[i] && (!more || own[i][0] < start)) {
+                map_line(t, own[i][0], own[i][1], "rw-p", 0, i ? "[heap]" : "[stack]");
+                shown[i] = 1;
+            }
+        if (more)
+            map_line(t, start, end, "r-xp", offset, name);
+        at = end;
     }
-    line(t, "%llx-%llx rw-p 00000000 00:00 0 %26s[heap]\n", brk, brk_end, "");
-    line(t, "%llx-%llx rw-p 00000000 00:00 0 %26s[stack]\n", lo, hi, "");
 }
 
 static void g_limits(struct vfs *vfs, struct text *t)
