@@ -3,10 +3,10 @@
     python bench/fleet_vms.py restore [--rounds 40]
     python bench/fleet_vms.py density [--agents 200]
 
-`restore`: one VM at a time; from the RESTORE command to the first bytecode of the user's script (which prints CLOCK_MONOTONIC, the
-same clock inside and outside). Must: p50 <= 10 ms alone on the machine.
-`density`: that many VMs alive at once, each having run a script's first lines and now waiting; memory a VM by MemAvailable, so that
-the kernel's share (KVM, page tables) is in it.
+`restore`: one VM at a time; from the RESTORE command to the first bytecode of the user's script (which prints CLOCK_MONOTONIC,
+the same clock inside and outside). Must: p50 <= 10 ms alone on the machine.
+`density`: that many VMs alive at once, each having run a script's first lines and now waiting; memory a VM by MemAvailable, so
+that the kernel's share (KVM, page tables) is in it.
 """
 
 from __future__ import annotations
@@ -117,9 +117,8 @@ async def density(folder: Path, agents: int) -> None:
 
 def _print(what: str, values: list[float], note: str = "") -> None:
     ordered = sorted(values)
-    print(
-        f"{what:42} p50 {statistics.median(ordered):6.2f} ms   p95 {ordered[int(len(ordered) * 0.95)]:6.2f} ms   min {ordered[0]:6.2f} ms   {note}"
-    )
+    middle, late = statistics.median(ordered), ordered[int(len(ordered) * 0.95)]
+    print(f"{what:42} p50 {middle:6.2f} ms   p95 {late:6.2f} ms   min {ordered[0]:6.2f} ms   {note}")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A system call that the shim answers in the guest against the native one, in one run: `python bench/syscalls.py`. Must: cheaper."""
+"""A system call that the shim answers in the guest against the native one: `python bench/syscalls.py`. Must: cheaper."""
 
 from __future__ import annotations
 

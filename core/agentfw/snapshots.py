@@ -167,9 +167,14 @@ class SnapshotStore:
             os.close(lock)
         return path, key
 
+    def hot_path(self, key: bytes) -> Path:
+        """Which pages of the snapshot every run writes, as a rehearsal recorded it (vmm/native/cell/hot.c); it may be missing."""
+        return self.path(key).with_suffix(".hot")
+
     def discard(self, key: bytes) -> None:
         """Forget a snapshot that turned out to be of no use."""
         self.path(key).unlink(missing_ok=True)
+        self.hot_path(key).unlink(missing_ok=True)
 
     def clear(self) -> tuple[int, int]:
         """Remove all. -> (files, bytes)"""
@@ -206,6 +211,7 @@ class SnapshotStore:
         try:
             await build(template, key, part, log)
             part.chmod(0o400)
+            self.hot_path(key).unlink(missing_ok=True)
             part.rename(path)
         finally:
             part.unlink(missing_ok=True)
@@ -227,6 +233,7 @@ class SnapshotStore:
         for file in sorted(self.directory.glob("*.snapshot"), key=used, reverse=True)[KEEP - 1 :]:
             file.unlink(missing_ok=True)
             file.with_suffix(".lock").unlink(missing_ok=True)
+            file.with_suffix(".hot").unlink(missing_ok=True)
 
 
 def cache_directory() -> Path:

@@ -1,4 +1,4 @@
-"""Runs inside the emulated machine (run.py): hello, snapshot and restore, the network slice. Prints the verdict that run.py looks for."""
+"""Runs inside the emulated machine (run.py): hello, snapshot and restore, the network slice. Prints run.py's verdict."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-AGENTFW = [sys.executable, "-m", "agentfw"]
+AGENTFW = [str(Path(sys.executable).with_name("agentfw"))]
 
 
 def run(title: str, command: list[str], timeout: float) -> str:
     start = time.monotonic()
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL
+    )
     print(f"-- {title}: exit {done.returncode}, {time.monotonic() - start:.1f} s", flush=True)
     if done.returncode:
         print(done.stdout, done.stderr, sep="\n", flush=True)
@@ -35,11 +37,13 @@ def main() -> None:
     if first.split()[4] == second.split()[4]:
         raise SystemExit(f"two VMs drew the same random number: {first!r} {second!r}")
     run("threads and time slices", [*AGENTFW, "run", "-c", THREADS], 120)
-    fault = subprocess.run([*AGENTFW, "run", "-c", "import ctypes; ctypes.string_at(0)"], capture_output=True, text=True, timeout=120, check=False)
+    fault = subprocess.run(
+        [*AGENTFW, "run", "-c", "import ctypes; ctypes.string_at(0)"], capture_output=True, text=True, timeout=120, check=False
+    )
     if fault.returncode != 139 or "SIGSEGV" not in fault.stderr:
         raise SystemExit(f"a null dereference gave exit {fault.returncode} and {fault.stderr!r}")
     print("-- null dereference: exit 139", flush=True)
-    print(run("network slice", [sys.executable, "examples/run_fleet.py", "--agents", "3"], 600), flush=True)
+    print(run("network slice", [sys.executable, "examples/run_fleet.py", "--count", "3"], 600), flush=True)
     print("AGENTFW-HARDWARE: passed", flush=True)
 
 

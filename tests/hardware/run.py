@@ -1,8 +1,8 @@
 """`make test-hardware`: agentfw on a real kvm_amd (nested paging), which QEMU's TCG emulates.
 
-Boots Debian's cloud kernel with an initramfs that holds busybox, the three KVM modules, this interpreter, this checkout and its
-virtual environment, runs `guest_test.py` in it and passes its verdict on. Slow (minutes: every instruction is emulated), so it is no
-part of `make test`. Needs Debian's packages qemu-system-x86, busybox-static, kmod, cpio; root installs what is missing.
+Boots Debian's cloud kernel with an initramfs that holds busybox, the three KVM modules, this interpreter, this checkout and
+its virtual environment, runs `guest_test.py` in it and passes its verdict on. Slow (minutes: every instruction is emulated), so
+it is no part of `make test`. Needs Debian's packages qemu-system-x86, busybox-static, kmod, cpio; root installs what is missing.
 
     run.py [--keep] [--timeout SECONDS] [--shell COMMAND]
 """
@@ -24,7 +24,19 @@ WORK = ROOT / "build" / "hardware"
 TOOLS = {"qemu-system-x86_64": "qemu-system-x86", "busybox": "busybox-static", "cpio": "cpio", "dpkg-deb": "dpkg"}
 MODULES = ["virt/lib/irqbypass.ko", "arch/x86/kvm/kvm.ko", "arch/x86/kvm/kvm-amd.ko"]
 PASSED = "AGENTFW-HARDWARE: passed"
-SKIP_DIRS = {"__pycache__", "test", "tests", "idlelib", "tkinter", "turtledemo", "lib2to3", "ensurepip", ".git", "build", ".mypy_cache"}
+SKIP_DIRS = {
+    "__pycache__",
+    "test",
+    "tests",
+    "idlelib",
+    "tkinter",
+    "turtledemo",
+    "lib2to3",
+    "ensurepip",
+    ".git",
+    "build",
+    ".mypy_cache",
+}
 #: Test tools and build tools that the run inside does not import.
 SKIP_PACKAGES = {"mypy", "mypyc", "ruff", "hypothesis", "setuptools", "pip", "_pytest", "pygments"}
 
@@ -66,7 +78,9 @@ def tools() -> None:
     if os.geteuid() != 0:
         raise SystemExit(f"error: missing {', '.join(missing)}\n\nhint: `apt-get install {' '.join(missing)}`")
     subprocess.run(["apt-get", "update", "-qq"], check=True)
-    subprocess.run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing], check=True, stdout=subprocess.DEVNULL
+    )
 
 
 def debian_kernel() -> tuple[Path, Path]:
@@ -75,7 +89,9 @@ def debian_kernel() -> tuple[Path, Path]:
     if not list(tree.glob("boot/vmlinuz-*")):
         if not subprocess.run(["apt-cache", "show", "linux-image-cloud-amd64"], capture_output=True, check=False).stdout:
             subprocess.run(["apt-get", "update", "-qq"], check=True)
-        depends = subprocess.run(["apt-cache", "depends", "linux-image-cloud-amd64"], capture_output=True, text=True, check=True).stdout
+        depends = subprocess.run(
+            ["apt-cache", "depends", "linux-image-cloud-amd64"], capture_output=True, text=True, check=True
+        ).stdout
         found = re.search(r"Depends: (linux-image-\S+)", depends)
         if not found:
             raise SystemExit("error: apt knows no kernel package behind linux-image-cloud-amd64\n\nhint: `apt-get update`")
@@ -100,7 +116,16 @@ def build(initramfs: Path, modules: Path, command: str) -> None:
     for top in ["core", "vmm", "plugins", "examples", "tests/hardware", "pyproject.toml", "README.md"]:
         if (ROOT / top).exists():
             copy(tree, ROOT / top)
-    for config in ["/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/ld.so.cache", "/etc/protocols", "/etc/services", "/etc/ssl/certs", "/etc/localtime"]:
+    for config in [
+        "/etc/passwd",
+        "/etc/group",
+        "/etc/nsswitch.conf",
+        "/etc/ld.so.cache",
+        "/etc/protocols",
+        "/etc/services",
+        "/etc/ssl/certs",
+        "/etc/localtime",
+    ]:
         if Path(config).exists():
             copy(tree, Path(config))
     (tree / "etc/hosts").write_text("127.0.0.1 localhost\n::1 localhost\n")
@@ -113,10 +138,10 @@ def build(initramfs: Path, modules: Path, command: str) -> None:
         place = tree / link
         if Path("/", link).is_symlink() and not place.is_symlink():
             if place.is_dir():
-                target = tree / os.readlink(Path("/", link))
+                target = tree / Path("/", link).readlink()
                 shutil.copytree(place, target, symlinks=True, dirs_exist_ok=True)
                 shutil.rmtree(place)
-            place.symlink_to(os.readlink(Path("/", link)))
+            place.symlink_to(Path("/", link).readlink())
     init = tree / "init"
     init.write_text(INIT.format(bin=Path(sys.executable).parent, root=ROOT, command=command))
     init.chmod(0o755)
@@ -132,18 +157,23 @@ def interpreter_files() -> list[Path]:
     base = Path(sys.base_prefix)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     files = [Path(sys.executable), Path(os.path.realpath(sys.executable)), base / "lib" / version, paths["purelib"]]
-    files += [Path(sys.prefix) / "pyvenv.cfg", Path(sys.prefix) / "bin/agentfw", Path(sys.prefix) / "bin/python3", Path(sys.prefix) / "bin/python"]
+    files += [
+        Path(sys.prefix) / "pyvenv.cfg",
+        Path(sys.prefix) / "bin/agentfw",
+        Path(sys.prefix) / "bin/python3",
+        Path(sys.prefix) / "bin/python",
+    ]
     return [file for file in files if file.exists()]
 
 
 def copy(tree: Path, source: Path) -> None:
-    """Put `source` into the tree at its own path; symbolic links in the path become directories, at its end are kept and followed once."""
+    """Put `source` into the tree at its own path. Links in the path become directories; one at its end is kept and followed."""
     target = tree / str(source)[1:]
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists() or target.is_symlink():
         return
     if source.is_symlink():
-        link = os.readlink(source)
+        link = source.readlink()
         target.symlink_to(link)
         copy(tree, Path(os.path.normpath(source.parent / link)))
     elif source.is_dir():
@@ -172,11 +202,17 @@ def needed(binaries: list[Path]) -> set[Path]:
 
 
 def boot(kernel: Path, initramfs: Path, timeout: float, memory: str, shell: bool) -> int:
-    command = ["qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max,+svm,+npt", "-smp", "2", "-m", memory, "-nographic", "-no-reboot",
-               "-nic", "none", "-kernel", str(kernel), "-initrd", str(initramfs), "-append", "console=ttyS0 quiet panic=-1 tsc=reliable"]  # fmt: skip
+    command = ["qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max,+svm,+npt", "-smp", "2", "-m", memory]
+    command += ["-nographic", "-no-reboot", "-nic", "none", "-kernel", str(kernel), "-initrd", str(initramfs)]
+    command += ["-append", "console=ttyS0 quiet panic=-1 tsc=reliable"]
     start = time.monotonic()
     passed = False
-    machine = subprocess.Popen(["timeout", "--signal=KILL", str(int(timeout)), *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    machine = subprocess.Popen(
+        ["timeout", "--signal=KILL", str(int(timeout)), *command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     assert machine.stdout is not None
     for raw in machine.stdout:
         line = raw.decode("utf-8", "replace").rstrip()

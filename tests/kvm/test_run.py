@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import signal
+import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -358,3 +359,17 @@ def test_preload(agentfw: Agentfw, tmp_path: Path) -> None:
     done = agentfw(*RUN, "--preload", "no_such_module", "x.py")
     assert done.returncode == 126
     assert done.stderr == "error: cannot preload `no_such_module`: ModuleNotFoundError: No module named 'no_such_module'\n"
+
+
+def test_a_rehearsal_tells_which_pages_to_populate(agentfw: Agentfw, tmp_path: Path) -> None:
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    assert agentfw("run", "-c", "print(1)", env=cache).stdout == "1\n"
+    (hot,) = (tmp_path / "cache/agentfw/snapshots").glob("*.hot")
+    runs = struct.unpack(f"<{hot.stat().st_size // 4}I", hot.read_bytes())
+    assert 50 < sum(runs[1::2]) < 5000 and list(runs[::2]) == sorted(runs[::2])
+    noise = os.urandom(8 * 500)  # a damaged list costs time, nothing else
+    hot.write_bytes(noise)
+    assert agentfw("run", "-c", "print(2)", env=cache).stdout == "2\n"
+    assert hot.read_bytes() == noise
+    hot.unlink()
+    assert agentfw("run", "-c", "print(3)", env=cache).stdout == "3\n" and hot.exists()

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from .errors import CellError
 
 _END, _MOUNT, _FILE, _PROGRAM, _ARG, _ENV, _MEMORY, _SNAPSHOT_IN, _SNAPSHOT_OUT, _SLICE, _TRACE, _TMP, _SYMLINK, _KEY = range(14)
+_HOT_IN, _HOT_OUT = 14, 15
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class CellConfig:
 
     vms: VMs it may hold at once (1..64). runners: threads (1..4). memory: bytes a VM may commit. files: synthetic read-only
     files by guest path, content or (mode, content). program, argv, env: what BOOT runs. snapshot_in: what RESTORE maps;
-    snapshot_out: where a booted VM is saved at its ready call. key: 32 bytes that a snapshot must carry (b"": zeros).
+    snapshot_out: where a booted VM is saved at its ready call. hot_in: pages to populate at each restore, as the
+    cell of a rehearsal wrote them to its hot_out. key: 32 bytes that a snapshot must carry (b"": zeros).
     tmp_bytes, tmp_inodes: limits of each VM's private /tmp, /var/tmp and /dev/shm; private_dirs: guest paths of further private
     directories, e.g. the home directory. trace: system calls go to the logger agentfw.vmm.strace.
     """
@@ -48,6 +50,8 @@ class CellConfig:
     env: Mapping[str, str] = field(default_factory=dict)
     snapshot_in: Path | None = None
     snapshot_out: Path | None = None
+    hot_in: Path | None = None
+    hot_out: Path | None = None
     key: bytes = b""
     tmp_bytes: int = 256 << 20
     tmp_inodes: int = 10_000
@@ -112,6 +116,11 @@ def encode(config: CellConfig, opened: list[int]) -> bytes:
     if config.snapshot_out is not None:
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
         parts.append(_record(_SNAPSHOT_OUT, struct.pack("<I", _open(config.snapshot_out, flags, opened))))
+    if config.hot_in is not None:
+        parts.append(_record(_HOT_IN, struct.pack("<I", _open(config.hot_in, os.O_RDONLY, opened))))
+    if config.hot_out is not None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
+        parts.append(_record(_HOT_OUT, struct.pack("<I", _open(config.hot_out, flags, opened))))
     if config.key:
         parts.append(_record(_KEY, config.key))
     if config.slice_ns:

@@ -179,6 +179,8 @@ struct afw_runner_queues {
                                       * guest paths (each ended by a NUL) of further private directories, e.g. the home directory */
 #define AFW_REC_SYMLINK 12           /* u32 path length, path, target: a synthetic symbolic link */
 #define AFW_REC_KEY 13               /* 32 bytes: goes into the snapshot that is saved; the one to restore must carry the same */
+#define AFW_REC_HOT_IN 14            /* u32 fd: pages to populate at each restore, as a rehearsal recorded them (hot.c) */
+#define AFW_REC_HOT_OUT 15           /* u32 fd, writable: record them when the first restored VM ends */
 struct afw_record {
     uint32_t type;
     uint32_t size;                   /* of the payload */

@@ -34,7 +34,7 @@ struct config {
     char **argv, **env;
     uint32_t argc, envc;
     uint64_t memory, slice_ns;
-    int snapshot_in, snapshot_out;               /* -1: none */
+    int snapshot_in, snapshot_out, hot_out;      /* -1: none */
     bool trace, has_key;
     uint8_t key[32];
 };
@@ -66,6 +66,7 @@ struct cell {
     struct cpu_model cpu;
     uint32_t vms, runners;
     int kvm_fd, windows_fd, worker_eventfd;
+    int pagemap_fd;                              /* of this process, for hot.c; -1: not needed */
     int runner_eventfd[AFW_CELL_RUNNERS];
     size_t run_size;
     uint32_t max_slots;
@@ -194,6 +195,11 @@ struct vcpu_state {
 };
 struct saved_protection { uint64_t start, end; uint32_t prot, reserved; };
 struct saved_mapping { uint64_t start, end, offset; uint32_t name, flags; };
+
+/* ---- hot.c ---- */
+void hot_load(int fd);                           /* before the jail */
+void hot_populate(struct machine *m, const uint64_t *chunks);   /* those that are backed */
+void hot_record(struct machine *m);              /* before the VM is closed */
 
 /* ---- clock.c ---- */
 void clock_setup(uint32_t tsc_khz);

@@ -153,6 +153,10 @@ int main(int argc, char **argv)
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) || (uint32_t)getppid() != cell.header->parent_pid)
         fail("the worker has gone");
     cell.header->jail |= 1 << 4;
+    /* Before this process is made undumpable, which gives /proc/self to root. */
+    cell.pagemap_fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    if (cell.pagemap_fd >= 0)
+        keep(cell.pagemap_fd);
     /* A cell must not be looked into by others of its user, and a 4 KiB page that a restored VM writes must not cost it 2 MiB. */
     prctl(PR_SET_DUMPABLE, 0);
     prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0);
@@ -162,6 +166,10 @@ int main(int argc, char **argv)
     if (config_parse(records, records_size, error, sizeof error) || blob_check(&cell.shim, error, sizeof error) ||
         cpu_setup(&cell.cpu, cell.kvm_fd, error, sizeof error))
         fail("%s", error);
+    if (cell.config.hot_out < 0 && cell.pagemap_fd >= 0) {
+        close(cell.pagemap_fd);
+        cell.pagemap_fd = -1;
+    }
     sha256(cell.shim_sha, shim_blob, (size_t)(shim_blob_end - shim_blob));
     check_kvm();
     guard_install();

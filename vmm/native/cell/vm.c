@@ -122,6 +122,8 @@ void vm_end(struct machine *m, uint32_t kind, int code, int signal, const char *
     s->exit_signal = signal;
     s->exit_kind = kind;
     __atomic_store_n(&s->state, AFW_VM_DEAD, __ATOMIC_RELEASE);
+    if (m->restored)
+        hot_record(m);
     vm_close(m);                                 /* before the event: the worker may use the window again as soon as it sees it */
     send_last(m, AFW_EV_EXIT);
 }
