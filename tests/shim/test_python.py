@@ -1,5 +1,5 @@
-"""CPython on the shim, where the shim's core half is what is tried: threads, signals, timing, memory. Differential: the same script
-prints the same natively and in a VM."""
+"""CPython on the shim, where the shim's core half is what is tried: threads, signals, timing, memory. Differential: the same
+script prints the same natively and in a VM."""
 
 import asyncio
 import os
@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from agentfw_vmm import Cell, CellConfig, Mount, VmExit
 
 GUEST = Path(__file__).parent / "guest"

@@ -30,7 +30,7 @@ async def main() -> None:
     print("to_thread", sum(await asyncio.gather(*[asyncio.to_thread(lambda x=x: x) for x in range(50)])))
     try:
         await asyncio.wait_for(asyncio.sleep(5), 0.03)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         print("time-out")
 
     queue: asyncio.Queue = asyncio.Queue(5)
