@@ -299,6 +299,8 @@ class Cell:
         """Stream 0 (stdin), 1 (stdout), 2 (stderr) or 3 (job) of the VM's present or last life."""
         if not 0 <= index < FLOW_FIRST:
             raise ValueError(f"stream {index}")
+        if vm not in self._vms:
+            raise ValueError(f"VM {vm} was never started")
         return self._vms[vm].flows[index]
 
     def statistics(self, vm: int) -> VmStatistics:
