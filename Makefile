@@ -30,7 +30,7 @@ sanitize:
 	$(PYTHON) -m venv .venv-sanitize
 	AGENTFW_SANITIZE=1 .venv-sanitize/bin/pip install -q '.[test]'
 	AGENTFW_SANITIZE=1 ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD=$$(cc -print-file-name=libasan.so) \
-		.venv-sanitize/bin/pytest -q tests/test_queue.py tests/test_flows.py tests/test_sites.py tests/native
+		.venv-sanitize/bin/pytest -q tests/test_queue.py tests/test_flows.py tests/test_sites.py tests/native tests/kvm/test_cell.py
 
 clean:
 	rm -rf build dist .venv .venv-sanitize vmm/agentfw_vmm/agentfw-cell vmm/agentfw_vmm/*.so

@@ -43,7 +43,14 @@ class CustomBuildHook(BuildHookInterface):
 
 
 def run(*command):
-    subprocess.run([str(part) for part in command], check=True)
+    try:
+        subprocess.run([str(part) for part in command], check=True)
+    except FileNotFoundError:
+        raise SystemExit(
+            f"agentfw is built with a C compiler and binutils; {command[0]} is missing (Debian: apt install gcc libc6-dev)"
+        ) from None
+    except subprocess.CalledProcessError as error:
+        raise SystemExit(f"agentfw: {command[0]} failed with status {error.returncode}; its messages are above") from None
 
 
 def shim_blob(shim, out):

@@ -56,11 +56,15 @@ static struct { u64 soft, hard; } limits[RLIMITS];
 
 enum { RLIMIT_STACK = 3, RLIMIT_CORE = 4, RLIMIT_NOFILE = 7 };
 
+/* The C library asks for RLIMIT_STACK once, at its start, to size the stacks of threads. Those count in full here, so that first
+ * answer is modest; later ones tell of the main thread's stack. */
+#define THREAD_STACK 0x200000
+
 void limits_init(void)
 {
     memset(limits, 255, sizeof limits);
     memset(&limits[RLIMIT_CORE], 0, sizeof *limits);
-    limits[RLIMIT_STACK].soft = CTL->stack_hi - CTL->stack_lo;
+    limits[RLIMIT_STACK].soft = THREAD_STACK;
     limits[RLIMIT_NOFILE].soft = 1024;
     limits[RLIMIT_NOFILE].hard = 4096;
 }
@@ -81,6 +85,8 @@ s64 sys_prlimit64(u64 pid, u64 which, u64 new, u64 old)
         copy_in(l, new, sizeof l);
     if (old)
         copy_out(old, &limits[which], sizeof l);
+    if (limits[RLIMIT_STACK].soft == THREAD_STACK && which == RLIMIT_STACK)
+        limits[RLIMIT_STACK].soft = CTL->stack_hi - CTL->stack_lo;
     if (!new)
         return 0;
     if (l[0] > l[1])

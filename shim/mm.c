@@ -5,8 +5,9 @@
 #define CHUNK PAGE_OF(AFW_CHUNK)
 #define LOW_RESERVATION PAGE_OF(0x1000000)   /* PROT_NONE below this size stays low: thread stacks share chunks with the rest */
 #define HIGH PAGE_OF(0x80000000)     /* larger ones start here */
-#define ZERO_BY_HOST PAGE_OF(0x400000)       /* more dirt than this: fresh pages from the host are cheaper than memset */
-#define GIVE_BACK PAGE_OF(0x800000)  /* so much unmapped at once goes back to the host */
+/* Unmapped memory is kept and zeroed when it is wanted again: a page that the host has to give anew costs the guest a fault, 20 times
+ * the price of a memset. But no more is kept than this part of the limit; the rest goes back. */
+#define KEEP(limit) PAGE_OF((limit) / 4)
 
 static u8 lazy;                      /* reservations in chunks committed since flush() */
 static u32 told;                     /* SQ index behind what flush() posted */
@@ -86,7 +87,7 @@ static s64 clean(page start, page end)
     for (page s = start, e; (r = region_piece(s, end)); s = e) {
         s = r->start;
         e = r->end;
-        if (!(r->attr & (A_FILE | A_PROT)) && e - s <= ZERO_BY_HOST)
+        if (!(r->attr & (A_FILE | A_PROT)))
             memset((void *)ADDRESS(s), 0, ADDRESS(e - s));
         else if (host(AFW_OP_ZERO, s, e, 0) < 0)
             return -ENOMEM;
@@ -104,7 +105,7 @@ void mm_release(page start, page end)
         u32 a = r->attr, left = (a & (A_FILE | A_PROT)) | A_DIRTY;
         if (!(a & A_MAP))
             continue;
-        if ((a & A_LAZY) || (e - s >= GIVE_BACK && host(AFW_OP_ZERO, s, e, 0) >= 0))
+        if ((a & A_LAZY) || (mm_dirty + e - s > KEEP(CTL->memory_limit) && host(AFW_OP_ZERO, s, e, 0) >= 0))
             left = 0;
         region_change(region_at(s), left);
     }

@@ -38,6 +38,7 @@ int region_room(void);               /* room for the splits of one call: 0 or -E
 page find_gap(page size, page from, page end);       /* lowest unmapped range, 0 */
 int region_covered(page start, page end, u32 attr);  /* all of it mapped, with these attributes */
 void region_init(void);
+extern u32 mm_dirty;                 /* pages that are A_DIRTY */
 
 void mm_release(page start, page end);               /* unmap */
 page kpages(page n);                 /* zeroed pages for the shim, 0 */

@@ -97,8 +97,9 @@ void chan_produce(struct chan *c, u32 n)
 /* The error a broken stream has to tell, once. */
 static void tell(struct stream *s, struct chan *c)
 {
-    if (s->sock)
-        sock_error(s->sock);
+    if (!s->sock)
+        return;                      /* pipes and stdio: EPIPE and SIGPIPE is all there is */
+    sock_error(s->sock);
     if (c->reset < 2 && (c->reset || hflags(c) & AFW_HF_RESET)) {
         c->reset = 2;
         leave(-(c->flow ? flow_error(c->flow, ECONNRESET) : ECONNRESET));

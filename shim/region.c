@@ -7,7 +7,7 @@ static struct region first_table[FIRST];
 static struct region *regions = first_table;
 static struct region *last = first_table;            /* found: programs work where they worked */
 static u32 n_regions = 1, capacity = FIRST;          /* the sentinel counts */
-u32 mm_used, mm_peak;
+u32 mm_used, mm_peak, mm_dirty;
 
 void region_init(void)
 {
@@ -86,8 +86,10 @@ void region_merge(page start, page end)
 void region_change(struct region *r, u32 attr)
 {
     mm_used -= counted(r);
+    mm_dirty -= r->attr & A_DIRTY ? r->end - r->start : 0;
     r->attr = attr;
     mm_used += counted(r);
+    mm_dirty += r->attr & A_DIRTY ? r->end - r->start : 0;
 }
 
 void region_set(page start, page end, u32 attr)

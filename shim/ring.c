@@ -37,8 +37,10 @@ s64 ring_call(u32 op, u64 a0, u64 a1, u64 a2, u64 a3, u64 a4, u64 a5)
     e->a[4] = a4;
     e->a[5] = a5;
     CTL->sq_tail = tail + 1;
-    if (op & RING_POST)
+    if (op & RING_POST) {
+        CTL->alone = 0;              /* so that it goes out at the end of the time slice at the latest: slice_over() */
         return 0;
+    }
     if (!ring_used) {
         ring_used = 1;
         CTL->n_local--;

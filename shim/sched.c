@@ -19,7 +19,7 @@ static u64 cpu_at_switch;
 /* Does anything besides the current thread want the vCPU, now or at some time? */
 static void note_alone(void)
 {
-    CTL->alone = !run_first && !sleepers && itimer_next() == NEVER;
+    CTL->alone = !run_first && !sleepers && itimer_next() == NEVER && CTL->sq_tail == CTL->sq_head;
 }
 
 static void enqueue(struct thread *t)
@@ -238,14 +238,22 @@ int wait_on(struct waitq *q, u64 deadline)
     return r;
 }
 
+static void slice_over(void)
+{
+    CTL->resched = 0;
+    if (CTL->sq_tail != CTL->sq_head)
+        ring_kick();
+    else
+        after_exit();
+    note_alone();
+    yield_cpu();
+}
+
 /* The slow way out of a syscall: time slice over, signals, trace. */
 void syscall_slow(struct frame *f)
 {
-    if (CTL->resched) {
-        CTL->resched = 0;
-        after_exit();
-        yield_cpu();
-    }
+    if (CTL->resched)
+        slice_over();
     if (CTL->trace && f->orig_rax != NO_SYSCALL)
         ring_post(AFW_OP_TRACE, f->orig_rax, f->rdi, f->rsi, f->rdx, f->rax, ring_used);
     f->r11 = f->rflags;
@@ -258,12 +266,10 @@ void upcall(struct frame *f)
     int fault = CTL->up_kind == AFW_UP_FAULT;
     CTL->preempted++;
     current->on_upcall++;
-    CTL->resched = 0;
     if (fault)
         signal_fault(CTL->up_signal, CTL->up_code, CTL->up_addr);
-    after_exit();
-    if (!fault)
-        yield_cpu();
+    else
+        slice_over();
     if (!signals_deliver(f, 1)) {
         CTL->preempted--;
         current->on_upcall--;

@@ -217,6 +217,21 @@ def test_worker_closes_first() -> None:
     run(test)
 
 
+def test_misuse_is_an_error_of_the_caller() -> None:
+    async def test(peer: Peer) -> None:
+        with pytest.raises(ValueError, match="0 bytes"):
+            await peer.cell.stream(0, 1).receive(0)
+        for vm, index in ((0, 4), (0, -1), (5, 1)):
+            with pytest.raises(ValueError, match=r"stream|never started"):
+                peer.cell.stream(vm, index)
+        with pytest.raises(ValueError, match="signal"):
+            peer.cell.signal(0, 0)
+        with pytest.raises(ValueError, match="datagram"):
+            await peer.cell.stream(0, 1).send_datagram(bytes(65508), "10.0.0.1", 1)
+
+    run(test)
+
+
 def test_reset() -> None:
     async def test(peer: Peer) -> None:
         guest = await peer.open(0, 4)

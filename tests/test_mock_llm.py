@@ -221,6 +221,20 @@ def test_close_ends_streams_in_progress() -> None:
     asyncio.run(run())
 
 
+def test_close_does_not_wait_for_handshakes() -> None:
+    """A client that connects and says nothing keeps nobody."""
+
+    async def run() -> None:
+        async with MockLLM() as server:
+            with socket.create_connection(("127.0.0.1", server.port)):
+                async with asyncio.timeout(5):
+                    while not server.stats()["connections"]:  # noqa: ASYNC110
+                        await asyncio.sleep(0.01)
+                    await server.close()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     "raw", [b"GARBAGE\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nhost: x\r\nbig: " + b"x" * 70_000]
 )

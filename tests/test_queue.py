@@ -121,6 +121,32 @@ def test_library_refuses_impossible_events(event: tuple[int, ...] | None, text: 
     asyncio.run(body())
 
 
+def test_site_requests_are_answered_even_for_dead_vms_and_give_their_memory_back() -> None:
+    async def body() -> None:
+        peer = Peer(vms=2)
+        try:
+            fd = _lib.lib.afw_worker_memory_fd(peer.cell.worker)
+            peer.cell.restore(1, 1)
+            await peer.settle()
+            peer.memory.commands(0)
+            at, size = peer.memory.header("site_offset"), 8 << 20
+            for vm in (0, 1):  # VM 0 was never started
+                peer.memory.memory[at : at + size] = b"\x90" * size
+                before = os.fstat(fd).st_blocks * 512
+                assert peer.memory.event(0, C["AFW_EV_SITES"], vm, C["AFW_SITES_MEMORY"], 0x400000, size, 5 + vm)
+                peer.signal()
+                commands: list[tuple[int, int, int, int]] = []
+                while not commands:
+                    await asyncio.sleep(0.001)
+                    commands = peer.memory.commands(0)
+                assert commands == [(C["AFW_CMD_SITES"], vm, 0, 5 + vm)]
+            assert os.fstat(fd).st_blocks * 512 <= before - size
+        finally:
+            peer.close()
+
+    asyncio.run(body())
+
+
 def test_numbers_out_of_range_are_refused() -> None:
     for vms, runners in ((0, 1), (65, 1), (1, 0), (1, 5)):
         assert _lib.null(_lib.lib.afw_worker_new(vms, runners, b"", 0))

@@ -15,9 +15,7 @@ import socket
 from collections import Counter
 from collections.abc import Iterable
 
-import dnslib
-
-from . import addresses
+from . import addresses, dns_wire
 from .agents import Agent, ExitReport
 from .config import Config
 from .destination import Destination
@@ -25,7 +23,6 @@ from .errors import ConnectError, Denied, ResolveError, UpstreamError
 from .flows import Flow
 from .plugins import PluginManager
 from .relay import relay
-from .relay.dns import reply_addresses
 from .relay.session import NameMemory
 from .upstream import TlsRequest, Upstream
 
@@ -105,7 +102,7 @@ class Runtime:
             candidates = [destination.host]
         else:
             await self.plugins.allow(agent, destination)
-            questions = [self._ask(agent, destination.host, qtype) for qtype in (dnslib.QTYPE.A, dnslib.QTYPE.AAAA)]
+            questions = [self._ask(agent, destination.host, qtype) for qtype in (dns_wire.A, dns_wire.AAAA)]
             answers = await asyncio.gather(*questions, return_exceptions=True)
             for answer in answers:
                 if isinstance(answer, BaseException) and not isinstance(answer, UpstreamError):
@@ -176,11 +173,18 @@ class Runtime:
 
     async def _ask(self, agent: Agent, name: str, qtype: int) -> list[str]:
         """The addresses in the reply to a query of ours: those of `name` itself and of what its CNAMEs lead to."""
-        query = dnslib.DNSRecord.question(name, dnslib.QTYPE[qtype])
-        reply = await self.plugins.resolve(agent, name, qtype, bytes(query.pack()))
+        query = dns_wire.make_query(name, qtype)
+        reply = await self.plugins.resolve(agent, name, qtype, query)
         if reply is None:
             raise ResolveError(name, "no plugin resolves names")
-        return reply_addresses(reply, query, name, qtype)
+        try:
+            addresses = dns_wire.parse_addresses(reply, query, dns_wire.parse_query(query))
+        except dns_wire.WireError as error:
+            raise ResolveError(name, str(error)) from None
+        if addresses.rcode:
+            text = dns_wire.RCODES[addresses.rcode] if addresses.rcode < len(dns_wire.RCODES) else f"rcode {addresses.rcode}"
+            raise ResolveError(name, text, addresses.rcode)
+        return [address for address, _ in addresses.found]
 
 
 def _interleaved(lists: list[list[str]]) -> list[str]:

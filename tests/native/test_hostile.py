@@ -81,7 +81,8 @@ def test_random_operations(bare_cell, guest):
 
     ends = asyncio.run(main())
     kinds = {kind for kind, _ in ends}
-    assert kinds <= {"code", "signal", "hostile", "memory", "killed"}, ends
+    other = [end for end in ends if end[0] not in ("code", "signal", "hostile", "memory", "killed")]
+    assert not other
     assert "code" in kinds, ends  # some got through all of it
 
 

@@ -299,6 +299,8 @@ class Cell:
         """Stream 0 (stdin), 1 (stdout), 2 (stderr) or 3 (job) of the VM's present or last life."""
         if not 0 <= index < FLOW_FIRST:
             raise ValueError(f"stream {index}")
+        if vm not in self._vms:
+            raise ValueError(f"VM {vm} was never started")
         return self._vms[vm].flows[index]
 
     def statistics(self, vm: int) -> VmStatistics:
@@ -409,7 +411,10 @@ class Cell:
     ) -> None:  # fmt: skip
         record = self._vms.get(vm)
         if record is None or not record.live:
-            return  # after its exit, or made up: there is nothing to do it to
+            # After its exit, or made up: there is nothing to do it to. But the runner waits for its site area.
+            if kind == lib.AFW_EV_SITES:
+                self._command(runner, lib.AFW_CMD_SITES, vm, 0, c)
+            return
         if kind == lib.AFW_EV_FLOW:
             flow = record.flows.get(arg)
             if flow is not None:
@@ -479,7 +484,7 @@ class Cell:
             found = await sites.find(code, kind, offset, record.sites)
             if self._gone.done() or self._closing:
                 return
-            view(area, len(found.packed))[:] = found.packed
+            lib.afw_worker_site_answer(self.worker, runner, found.packed, len(found.packed))
             self._command(runner, lib.AFW_CMD_SITES, vm, found.count | found.refused << 32, request)
 
         task = self._loop.create_task(answer())

@@ -73,6 +73,8 @@ class GuestFlow:
 
     async def receive(self, limit: int = RING) -> bytes:
         """1..limit bytes, or b"" at the guest's end of stream or close, and after `close()` or `reset()`."""
+        if limit < 1:
+            raise ValueError(f"receive of {limit} bytes")
         await self._turn()
         while True:
             if self._rest is not None:

@@ -19,6 +19,7 @@ import struct
 import tempfile
 import time
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,9 @@ from . import _lib
 from ._lib import SITE_AREA, lib
 
 logger = logging.getLogger("agentfw.vmm")
+
+#: Few: they hold the GIL, and what one of them found the next finds in the cache.
+_threads = ThreadPoolExecutor(2, "agentfw-sites")
 
 #: struct afw_site: offset, length, kind, site length, reserved
 SITE = struct.Struct("<IBBBB")
@@ -88,7 +92,7 @@ async def find(code: bytes, kind: int, offset: int, budget: Budget) -> Found:
     kind AFW_SITES_LAZY: only the site that ends at `offset`. Decoding runs in a thread.
     """
     try:
-        return await asyncio.get_running_loop().run_in_executor(None, _find, code, kind, offset, budget)
+        return await asyncio.get_running_loop().run_in_executor(_threads, _find, code, kind, offset, budget)
     except Exception:
         logger.exception("site search failed; the backstop serves")
         return Found(b"", 0)

@@ -91,7 +91,12 @@ class MockLLM:
         # One server runs in one process for one tester: SNI is only noted.
         context.sni_callback = self._note_name
         self._server = await loop.create_server(
-            lambda: _Connection(self), self.options.host, self.options.port, ssl=context, backlog=1024
+            lambda: _Connection(self),
+            self.options.host,
+            self.options.port,
+            ssl=context,
+            ssl_handshake_timeout=10,
+            backlog=1024,
         )
 
     async def close(self) -> None:
@@ -101,7 +106,6 @@ class MockLLM:
         self._server.close()
         for connection in list(self._connections):
             connection.abort()
-        await self._server.wait_closed()
         if self._connections:  # connection_lost() comes in the next turns of the loop
             self._empty = asyncio.Event()
             await self._empty.wait()

@@ -217,7 +217,7 @@ class Pool:
                 continue
             try:
                 self._check_address(agent, group.key.destination, connection.address)
-            except (Denied, HookError):
+            except (Denied, HookError, OSError):
                 if group.shared:  # others may use it
                     self._put_idle(group, connection)
                     return None

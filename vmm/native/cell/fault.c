@@ -182,7 +182,8 @@ void fault_other(struct machine *m)
         vm_end(m, AFW_EXIT_INTERNAL, 0, 0, "KVM internal error %u at 0x%llx", run->internal.suberror, rip);
         return;
     case KVM_EXIT_SHUTDOWN:
-        vm_end(m, AFW_EXIT_INTERNAL, 0, 0, "the vCPU shut down (triple fault) at 0x%llx", rip);
+        /* Only a guest that wrote over the system area gets here. */
+        vm_end(m, AFW_EXIT_SIGNAL, 0, SIGSEGV, "SIGSEGV: no fault can be delivered any more (triple fault) at 0x%llx", rip);
         return;
     case KVM_EXIT_FAIL_ENTRY:
         vm_end(m, AFW_EXIT_INTERNAL, 0, 0, "KVM cannot enter the guest: reason 0x%llx", (unsigned long long)run->fail_entry.hardware_entry_failure_reason);

@@ -163,8 +163,11 @@ static void before_entry(struct machine *m)
     if (ctl->alone == 1 && !ctl->wake && !ctl->sigpending)
         return;
     struct kvm_regs *r = &m->vm.run->s.regs.regs;
+    struct kvm_vcpu_events events;
     if (m->io_pending || rip_in_shim(r->rip))
         ctl->resched = 1;
+    else if (ioctl(m->vm.vcpu_fd, KVM_GET_VCPU_EVENTS, &events) || events.exception.injected || events.exception.pending)
+        m->slice_over = true;                    /* the signal came while KVM delivers an exception: it would arrive with our RIP */
     else
         upcall(m, AFW_UP_RESCHED, 0, 0, 0, r);
 }

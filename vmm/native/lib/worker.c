@@ -221,6 +221,19 @@ uint8_t *afw_worker_site_area(struct afw_worker *w, uint32_t runner)
     return runner < w->runners ? w->site_areas + (uint64_t)runner * AFW_SITE_AREA : 0;
 }
 
+int afw_worker_site_answer(struct afw_worker *w, uint32_t runner, const uint8_t *packed, uint64_t size)
+{
+    if (runner >= w->runners || size > AFW_SITE_AREA)
+        return -EINVAL;
+    uint8_t *area = afw_worker_site_area(w, runner);
+    uint64_t keep = page_up(size, 4096);
+    memcpy(area, packed, size);
+    if (keep < AFW_SITE_AREA)
+        fallocate(w->memory_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)(uint64_t)(area - w->memory + keep),
+                  (off_t)(AFW_SITE_AREA - keep));
+    return 0;
+}
+
 /* SAFETY: the one place that turns (vm, flow) into a pointer; callers go on only if it is not 0. */
 int flow_at(struct afw_worker *w, uint32_t vm, uint32_t flow, struct flow_view *v)
 {

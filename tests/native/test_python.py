@@ -1,0 +1,164 @@
+"""CPython in cells: booted, saved after its imports, restored many times."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from agentfw_vmm.cell import CELL_PROGRAM, Cell
+from agentfw_vmm.config import CellConfig, Mount
+
+from . import bare
+
+pytestmark = [
+    pytest.mark.kvm,
+    pytest.mark.skipif(not os.access("/dev/kvm", os.R_OK | os.W_OK), reason="no access to /dev/kvm"),
+    pytest.mark.skipif(not CELL_PROGRAM.is_file(), reason="the cell was not built"),
+]
+
+PYTHON = Path(sys.executable).resolve()
+
+
+def config(code, **changes):
+    roots = {"/usr", "/etc", sys.base_prefix}
+    links = {}
+    for name in ("/lib", "/lib64"):
+        if Path(name).is_symlink():
+            links[name] = str(Path(name).readlink())
+        else:
+            roots.add(name)
+    roots = {root for root in roots if not any(root != other and root.startswith(other + "/") for other in roots)}
+    settings = {
+        "vms": 1,
+        "memory": 256 << 20,
+        "mounts": [Mount(root, root, system=True) for root in sorted(roots) if Path(root).exists()],
+        "symlinks": links,
+        "program": str(PYTHON),
+        "argv": [str(PYTHON), "-I", "-c", code],
+        "env": {"LANG": "C.UTF-8", "LD_BIND_NOW": "1"},
+    }
+    return CellConfig(**{**settings, **changes})
+
+
+async def output(cell, vm, stream=1):
+    text = b""
+    while piece := await cell.stream(vm, stream).receive():
+        text += piece
+    return text
+
+
+TEMPLATE = """
+import ctypes, os, sys, json, threading, asyncio, random, time
+before = random.random()
+fd = os.open("/dev/agentfw", os.O_RDWR)
+if os.getpid() == 2:
+    os._exit(3)
+print(os.getpid(), os.urandom(8).hex(), time.monotonic_ns(), flush=True)
+result = []
+thread = threading.Thread(target=lambda: result.append(sum(range(1000))))
+thread.start()
+thread.join()
+assert result == [499500]
+if os.getpid() % 10 == 7:
+    ctypes.string_at(0)
+os._exit(os.getpid() % 100)
+"""
+
+
+def test_restored_pythons_differ_where_they_must(tmp_path):
+    path = tmp_path / "snapshot"
+
+    async def main():
+        recorder = bare.Recorder()
+        cell = await Cell.start(config(TEMPLATE, snapshot_out=path), recorder)
+        try:
+            cell.boot(0)
+            await recorder.until(lambda: recorder.exits or recorder.failed, 60)
+            assert recorder.ready[0][1] == 0 and recorder.exits[0].code == 3, recorder
+            assert cell.statistics(0).sites > 500
+        finally:
+            await cell.close()
+        recorder = bare.Recorder()
+        cell = await Cell.start(config(TEMPLATE, snapshot_in=path, vms=64, runners=2), recorder)
+        seen = []
+        try:
+            outputs = []
+            for vm in range(64):
+                cell.restore(vm, 200 + vm)
+                outputs.append(asyncio.create_task(output(cell, vm)))
+            await recorder.until(lambda: len(recorder.exits) == 64 or recorder.failed, 60)
+            assert not recorder.failed
+            async with asyncio.timeout(10):
+                for vm, text in enumerate(await asyncio.gather(*outputs)):
+                    pid, drawn, _ = text.split()
+                    assert int(pid) == 200 + vm
+                    seen.append(drawn)
+            for vm, end in recorder.exits.items():
+                if (200 + vm) % 10 == 7:
+                    assert end.signal == 11 and "libc" in end.text and "address 0x0" in end.text, end
+                else:
+                    assert (end.kind, end.code) == ("code", (200 + vm) % 100), end
+            cell.restore(5, 700)  # a number is free again
+            await recorder.until(lambda: recorder.exits[5].code == 0)
+        finally:
+            await cell.close()
+        assert len(set(seen)) == 64
+
+    asyncio.run(main())
+
+
+def test_ready_refuses_with_files_open(tmp_path):
+    code = """
+import os
+keep = open("/etc/passwd")
+try:
+    os.open("/dev/agentfw", os.O_RDWR)
+except OSError as error:
+    print(error.errno, flush=True)
+os._exit(0)
+"""
+
+    async def main():
+        recorder = bare.Recorder()
+        cell = await Cell.start(config(code, snapshot_out=tmp_path / "snapshot"), recorder)
+        try:
+            cell.boot(0)
+            await recorder.until(lambda: recorder.exits or recorder.failed, 60)
+            assert recorder.ready[0] == (0, 16)
+            async with asyncio.timeout(10):
+                assert await output(cell, 0) == b"16\n"
+        finally:
+            await cell.close()
+
+    asyncio.run(main())
+
+
+def test_memory_limit_is_a_memory_error(tmp_path):
+    code = """
+import os
+hold = []
+try:
+    while True:
+        hold.append(bytearray(8 << 20))
+except MemoryError:
+    count = len(hold)
+    hold = None
+    print(8 < count < 32, flush=True)
+    os._exit(0)
+"""
+
+    async def main():
+        recorder = bare.Recorder()
+        cell = await Cell.start(config(code), recorder)
+        try:
+            cell.boot(0)
+            await recorder.until(lambda: recorder.exits or recorder.failed, 60)
+            assert recorder.exits[0].code == 0, recorder.exits
+            async with asyncio.timeout(10):
+                assert await output(cell, 0) == b"True\n"
+            assert cell.statistics(0).memory_committed <= 256 << 20
+        finally:
+            await cell.close()
+
+    asyncio.run(main())
