@@ -1,6 +1,6 @@
 """What `make run` does: a fleet of agents against a local model server, and a look at what came of it.
 
-Starts `agentfw mock-llm`, writes an agentfw.toml for it, runs `agentfw run -n 20` with the dns, tls, policy and credentials
+Starts a name server and `agentfw mock-llm`, writes an agentfw.toml for it, runs `agentfw run -n 20` with the dns, tls, policy and credentials
 plugins, prints what each agent got and what was counted, and checks both. Exit status 1 if something is not as it should be.
 """
 
@@ -18,6 +18,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from agentfw.mock_dns import MockDNSThread
+
 HERE = Path(__file__).resolve().parent
 AGENTFW = [sys.executable, "-P", "-c", "from agentfw.cli import main; main()"]
 
@@ -27,7 +29,7 @@ allow = ["api.openai.com:{port}"]
 allow_addresses = ["127.0.0.1/32"]
 
 [dns]
-hosts = {{ "api.openai.com" = "127.0.0.1" }}
+upstream = ["{dns}"]
 
 [tls]
 ca_files = ["{ca}"]
@@ -62,9 +64,9 @@ def main() -> int:
     key = "sk-mock-" + secrets.token_hex(16)
     with tempfile.TemporaryDirectory(prefix="agentfw-example-") as name:
         directory = Path(name)
-        with model(directory, key) as (server, port):
+        with MockDNSThread({"api.openai.com": "127.0.0.1"}) as dns, model(directory, key) as (server, port):
             config = directory / "agentfw.toml"
-            config.write_text(CONFIG.format(port=port, ca=directory / "ca.pem"))
+            config.write_text(CONFIG.format(port=port, dns=dns.address, ca=directory / "ca.pem"))
             done = subprocess.run(
                 [*AGENTFW, "run", "--config", str(config), "-n", str(options.count), "--json",
                  "--plugins", "dns,tls,policy,credentials",
@@ -73,12 +75,13 @@ def main() -> int:
                 env={**os.environ, "MODEL_KEY": key}, stdout=subprocess.PIPE, text=True)  # fmt: skip
             server.send_signal(signal.SIGINT)
             served = json.loads((server.communicate(timeout=10)[0] or "{}").splitlines()[-1])
+            asked = dns.asked("api.openai.com", "A")
     if not done.stdout:
         return done.returncode or 1
-    return report(json.loads(done.stdout), served, options.count, key)
+    return report(json.loads(done.stdout), served, asked, options.count, key)
 
 
-def report(ran: dict, served: dict, count: int, key: str) -> int:
+def report(ran: dict, served: dict, asked: int, count: int, key: str) -> int:
     for agent in ran["agents"]:
         text = (agent["stdout"] if agent["status"] == 0 else agent["stderr"] or agent["text"]).strip().splitlines()
         print(f"{agent['name']:<9} {agent['seconds']:6.3f} s  {' | '.join(text)[-200:]}")
@@ -89,6 +92,7 @@ def report(ran: dict, served: dict, count: int, key: str) -> int:
     for name, value in sorted(counted.items()):
         if value:
             print(f"{name:<28} {value:g}")
+    print(f"the name server was asked {asked} time(s) for the model's address")
     print(
         "the model server saw",
         ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in served.items() if isinstance(value, int)),
@@ -102,6 +106,8 @@ def report(ran: dict, served: dict, count: int, key: str) -> int:
     ]
     if key in json.dumps(ran):
         wrong.append("the key is in what the agents wrote")
+    if asked != 1:
+        wrong.append(f"{asked} DNS queries went out for one name")
     if served.get("handshakes", count) >= max(count, 2):
         wrong.append(f"{served.get('handshakes')} TLS handshakes for {count} agents: connections were not shared")
     for line in wrong:
