@@ -198,6 +198,18 @@ def test_killed_outright_it_takes_everything_along(started: Callable[..., subpro
     process.wait(30)  # `nothing_left` looks for the cell
 
 
+def test_a_cell_that_dies_is_our_fault(started: Callable[..., subprocess.Popen[bytes]]) -> None:
+    process = started(*RUN, "-n", "2", "-c", "import time; print('ready', flush=True); time.sleep(1000)")
+    assert process.stdout is not None and process.stderr is not None
+    for _ in range(2):
+        process.stdout.readline()
+    (cell,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(cell), signal.SIGKILL)
+    assert process.wait(30) == 125
+    err = process.stderr.read().decode()
+    assert "error: agent-1: the cell ended by signal 9" in err and "Traceback" not in err
+
+
 # ---- many
 
 

@@ -473,6 +473,10 @@ def _sums(results: list[Result]) -> dict[str, int]:
     return totals
 
 
+ALWAYS = {"dns.hits", "dns.misses", "dns.upstream_queries", "tls.handshakes", "tls.held", "tls.reused", "policy.denied"}
+"""Counters of plugins that `--stats` shows even at 0."""
+
+
 def _statistics(results: list[Result], counted: dict[str, Any], seconds: float) -> str:
     """The table of `--stats`."""
     vm = _sums(results)
@@ -491,6 +495,8 @@ def _statistics(results: list[Result], counted: dict[str, Any], seconds: float) 
         ("thread switches", vm.get("n_switch", 0)),
         ("CPU seconds", f"{vm.get('cpu_ns', 0) / 1e9:.3f}"),
     ]  # fmt: skip
-    rows += [(name, f"{value:.3f}" if isinstance(value, float) else value) for name, value in sorted(counted.items())]
+    for name, value in sorted(counted.items()):
+        if value or name in ALWAYS:
+            rows.append((name, f"{value:.3f}" if isinstance(value, float) else value))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)

@@ -1,0 +1,195 @@
+"""What a guest would be shown, without a guest."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from agentfw import guestfs, snapshots
+from agentfw.fleet import default_environment, template_environment
+from agentfw.guestfs import View, add_program, base_view, exposes, find_interpreter, parse_mount
+from agentfw_vmm import Mount
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> guestfs.Interpreter:
+    return find_interpreter(sys.executable, default_environment())
+
+
+def test_the_interpreter_is_what_runs_here(interpreter: guestfs.Interpreter) -> None:
+    assert interpreter.executable == sys.executable and interpreter.version == sys.version_info[:3]
+    assert interpreter.prefix == sys.prefix and any("libc.so" in name for name in interpreter.libraries)
+
+
+def _resolve(view: View, path: str) -> str | None:
+    """What the guest finds at `path`: the host path, with the view's links followed."""
+    for _ in range(40):
+        link = next((name for name in view.symlinks if path == name or path.startswith(name + "/")), None)
+        if link is None:
+            break
+        path = os.path.normpath(os.path.join(os.path.dirname(link), view.symlinks[link], os.path.relpath(path, link)))
+    for place in sorted(view.mounts, key=len, reverse=True):
+        if path == place or path.startswith(place + "/"):
+            return os.path.normpath(os.path.join(view.mounts[place].host_path, os.path.relpath(path, place)))
+    return None
+
+
+def test_all_that_the_interpreter_needs_is_shown(interpreter: guestfs.Interpreter) -> None:
+    view = base_view(interpreter)
+    for path in (interpreter.executable, *interpreter.libraries, f"{interpreter.stdlib}/os.py", "/lib64/ld-linux-x86-64.so.2"):
+        found = _resolve(view, path)
+        assert found is not None and os.path.exists(found), path
+    assert not any(mount.writable for mount in view.mounts.values())
+    for path in ("/etc/shadow", "/root/.bashrc", "/home", "/var/log", "/usr/bin/passwd", "/proc/1/environ"):
+        assert _resolve(view, path) is None, path
+
+
+def test_show_follows_links_and_only_them(tmp_path: Path) -> None:
+    real = tmp_path / "real"
+    (real / "inner").mkdir(parents=True)
+    (real / "inner/file").write_text("x")
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "away").symlink_to(real / "inner")
+    view = View()
+    view.show(f"{tmp_path}/link/inner/file")
+    view.show(f"{tmp_path}/away")
+    view.show(f"{tmp_path}/loop")
+    view.show(f"{tmp_path}/missing")
+    view.tidy()
+    assert set(view.mounts) == {f"{real}/inner"}
+    assert view.symlinks == {f"{tmp_path}/link": "real", f"{tmp_path}/away": f"{real}/inner", f"{tmp_path}/loop": "loop"}
+
+
+def test_tidy_keeps_what_is_different(tmp_path: Path) -> None:
+    view = View()
+    view.mounts = {
+        "/a": Mount("/a", "/a"),
+        "/a/b": Mount("/a/b", "/a/b"),
+        "/a/c": Mount("/a/c", "/elsewhere"),
+        "/a/d": Mount("/a/d", "/a/d", writable=True),
+    }
+    view.tidy()
+    assert set(view.mounts) == {"/a", "/a/c", "/a/d"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/etc",
+        "/proc/self/root",
+        "/sys",
+        "/dev",
+        "/run",
+        "/etc/ssh",
+        "~",
+        "~/.ssh",
+        "~/.ssh/keys",
+        "~/.aws",
+        "~/.config",
+        "~/link",
+    ],
+)
+def test_what_must_not_be_shown(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (".ssh/keys", ".config/gcloud", "work"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "link").symlink_to(".ssh")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert exposes(os.path.expanduser(path))
+    assert exposes(str(tmp_path.parent)) == f"it holds the home directory {tmp_path}"
+    assert exposes(str(tmp_path / "work")) is None and exposes("/usr/lib") is None
+
+
+def test_mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "d").mkdir()
+    assert parse_mount("d:/x") == Mount("/x", f"{tmp_path}/d")
+    assert parse_mount("d:/x:rw") == Mount("/x", f"{tmp_path}/d", writable=True)
+    assert parse_mount("d:/x/../y:ro") == Mount("/y", f"{tmp_path}/d")
+    assert parse_mount("d") == Mount(f"{tmp_path}/d", f"{tmp_path}/d")
+
+
+def test_an_agents_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project, home = tmp_path / "project", tmp_path / "home"
+    (project / "sub").mkdir(parents=True)
+    home.mkdir()
+    for place in (project, project / "sub", home):
+        (place / "x.py").touch()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(project)
+
+    view = View()
+    add_program(view, "sub/x.py", str(project))
+    assert (set(view.mounts), view.cwd, view.notes) == ({f"{project}/sub"}, str(project), [])
+    assert str(project) not in view.private  # it is there, as the parent of a mount
+
+    view = View()
+    add_program(view, f"{home}/x.py", str(project))
+    assert set(view.mounts) == {f"{home}/x.py"} and "home directory" in view.notes[0]
+    assert str(project) in view.private  # nothing of it is shown, but it can be entered
+
+    view = View()
+    add_program(view, None, str(home))
+    assert not view.mounts and "home directory" in view.notes[0]
+
+
+def test_which_variables_make_a_template() -> None:
+    chosen = template_environment({"PYTHONHASHSEED": "0", "LC_ALL": "C", "API_KEY": "x", "TZ": "UTC"})
+    assert chosen == {**default_environment(), "PYTHONHASHSEED": "0", "LC_ALL": "C"}
+
+
+def test_a_key_is_of_what_matters(interpreter: guestfs.Interpreter, tmp_path: Path) -> None:
+    view = base_view(interpreter)
+    template = snapshots.Template(interpreter, view, default_environment())
+    same = snapshots.Template(interpreter, base_view(interpreter), default_environment())
+    assert template.key() == same.key() and len(template.key()) == 32
+    changed = [
+        replace(template, memory=1 << 30),
+        replace(template, preload=("json",)),
+        replace(template, environment={**default_environment(), "PYTHONHASHSEED": "0"}),
+        replace(template, interpreter=replace(interpreter, full="3.99")),
+        replace(template, interpreter=replace(interpreter, path=(*interpreter.path, str(tmp_path)))),
+    ]
+    other = base_view(interpreter)
+    other.files["/etc/hosts"] = b""
+    changed.append(replace(template, view=other))
+    assert len({one.key() for one in [template, *changed]}) == len(changed) + 1
+
+
+def test_a_preloaded_modules_source_counts(interpreter: guestfs.Interpreter, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("x = 1\n")
+    more = replace(interpreter, path=(*interpreter.path, str(tmp_path)))
+    template = snapshots.Template(more, View(), preload=("mine",))
+    before = template.key()
+    (tmp_path / "mine.py").write_text("x = 22\n")
+    assert template.key() != before
+
+
+def test_the_store_keeps_order(tmp_path: Path) -> None:
+    store = snapshots.SnapshotStore(tmp_path / "s")
+    store.directory.mkdir()
+    for number in range(snapshots.KEEP + 3):
+        file = store.directory / f"{number:02}.snapshot"
+        file.write_bytes(b"x")
+        os.utime(file, (number, number))
+    (store.directory / "left.999999999.part").touch()
+    (store.directory / f"mine.{os.getpid()}.part").touch()
+    store._sweep()
+    kept = sorted(file.name for file in store.directory.iterdir())
+    assert kept == sorted([*(f"{number:02}.snapshot" for number in range(4, snapshots.KEEP + 3)), f"mine.{os.getpid()}.part"])
+    assert store.clear()[0] == snapshots.KEEP - 1 and not list(store.directory.iterdir())
+
+
+def test_a_snapshot_of_somebody_else_is_not_used(tmp_path: Path) -> None:
+    store = snapshots.SnapshotStore(tmp_path)
+    file = store.path(bytes(32))
+    assert not store._usable(file)
+    file.write_bytes(b"x")
+    file.chmod(0o400)
+    assert store._usable(file)
+    file.chmod(0o422)
+    assert not store._usable(file)
