@@ -1,7 +1,8 @@
 """What `make run` does: a fleet of agents against a local model server, and a look at what came of it.
 
-Starts a name server and `agentfw mock-llm`, writes an agentfw.toml for it, runs `agentfw run -n 20` with the dns, tls, policy and credentials
-plugins, prints what each agent got and what was counted, and checks both. Exit status 1 if something is not as it should be.
+Starts a name server and `agentfw mock-llm`, writes an agentfw.toml for them, runs `agentfw run -n 20` with the dns, tls, policy
+and credentials plugins, prints what each agent got and what was counted, and checks both. Exit status 1 if something is not as
+it should be.
 """
 
 from __future__ import annotations
