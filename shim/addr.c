@@ -65,14 +65,14 @@ void addr_get(u32 domain, u64 user, u64 len, struct addr *out)
     memset(out, 0, sizeof *out);
     if (len - 2 > NAME_MAX_LEN - 2) {
         if (len < 2 || domain == AF_UNIX)
-            leave(-EINVAL);
+            fail(-EINVAL);
         len = NAME_MAX_LEN;
     }
-    user_get(name, user, len);
+    copy_in(name, user, len);
     if (domain != AF_UNIX && len < (domain == AF_INET ? 16 : 24))
-        leave(-EINVAL);
+        fail(-EINVAL);
     if (*(u16 *)name != domain)
-        leave(domain == AF_UNIX ? -EINVAL : -EAFNOSUPPORT);
+        fail(domain == AF_UNIX ? -EINVAL : -EAFNOSUPPORT);
     out->len = len - 2;
     if (name[2])                     /* a path ends at its NUL */
         for (u32 i = 2; i < len; i++)
@@ -97,7 +97,7 @@ s64 addr_put(u32 domain, const struct addr *a, u64 user, u64 user_len)
     u32 room, n, at, len;
     if (!user)
         return 0;
-    user_get(&room, user_len, sizeof room);
+    copy_in(&room, user_len, sizeof room);
     if ((int)room < 0)
         return -EINVAL;
     at = layout(domain, a, &n);
@@ -106,6 +106,6 @@ s64 addr_put(u32 domain, const struct addr *a, u64 user, u64 user_len)
         *(u16 *)(name + 2) = swap(a->port);
     memcpy(name + at, a->b + (domain == AF_INET ? 12 : 0), n);
     len = domain == AF_INET ? 16 : domain == AF_INET6 ? 28 : at + n + (n && a->b[0]);
-    user_put(user_len, &len, sizeof len);
-    return user_put(user, name, min32(room, len));
+    copy_out(user_len, &len, sizeof len);
+    return copy_out(user, name, min32(room, len));
 }

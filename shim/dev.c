@@ -33,7 +33,7 @@ static s64 reopen(u64 fd, u64 flags)
 {
     struct file *f = peek(fd);
     if (!f)
-        leave(-ENOENT);
+        fail(-ENOENT);
     f->refs++;
     return fd_install(f, flags);
 }
@@ -51,7 +51,7 @@ s64 dev_open(const char *path, u64 len, u64 flags)
         for (; i < len; i++) {
             u32 digit = path[i] - '0';
             if (digit > 9 || fd > FD_MAX)
-                leave(-ENOENT);
+                fail(-ENOENT);
             fd = fd * 10 + digit;
         }
         return reopen(fd, flags);
@@ -73,7 +73,7 @@ s64 dev_open(const char *path, u64 len, u64 flags)
         name += n + 1;
     }
     if (i == TTY)
-        leave(-ENXIO);
+        fail(-ENXIO);
     if (i == AGENTFW)
         return job_open(flags);
     if (i >= STDIN)

@@ -49,7 +49,19 @@ saved_return:
 4:  mov %eax, %eax
     movzwl syscall_table(,%rax,2), %eax
     add $BLOB, %eax
+5:  cmp $io_fd, %eax
+    jae hold
+    push $0
+call:
+    push $0                          /* the file held for the call, then what it did so far: io.h's PROGRESS */
     call *%rax
+out:
+    pop %rdx
+    pop %rdi
+    test %rdi, %rdi
+    jz 2f
+    mov %rax, %rsi
+    call fput
 2:  mov %rax, F_RAX(%rsp)
     mov CTL_RESCHED, %ecx
     or attention, %ecx
@@ -68,12 +80,48 @@ saved_return:
     popfq
     pop %rsp
     jmp *%rcx
-1:  call sys_enosys
+1:  mov $sys_enosys, %eax
+    jmp 5b
+
+hold:                                /* a call of a descriptor's file (from io_fd on), or socket (from io_sk on) */
+    cmp %edi, fd_size
+    jbe bad
+    mov %edi, %edi
+    mov fd_table, %r11
+    mov (%r11,%rdi,8), %rdi
+    and $-2, %rdi
+    jz bad
+    cmp $io_sk, %eax
+    jb 6f
+    cmpq $sock_ops, (%rdi)
+    jne notsock
+6:  incl 8(%rdi)                     /* struct file: refs */
+    push %rdi
+    jmp call
+bad:
+    push $-9                         /* EBADF */
+    jmp 7f
+notsock:
+    push $-88                        /* ENOTSOCK */
+7:  pop %rax
     jmp 2b
+
 fail:
     mov kstack_top, %rsp
-    sub $F_SIZE, %rsp
-    mov %rdi, F_RAX(%rsp)
+    sub $F_SIZE + 16, %rsp
+    mov %rdi, %rax
+    test %rax, %rax
+    jns 8f
+    mov (%rsp), %rdx
+    test %rdx, %rdx
+    cmovnz %rdx, %rax
+8:  mov 16(%rsp), %r15
+    mov 24(%rsp), %r14
+    mov 32(%rsp), %r13
+    mov 40(%rsp), %r12
+    mov 48(%rsp), %rbp
+    mov 56(%rsp), %rbx
+    jmp out
 3:  mov %rsp, %rdi
     call syscall_slow
 full_exit:

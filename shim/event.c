@@ -56,7 +56,7 @@ PL(eventfd2)
     ev->semaphore = b & EFD_SEMAPHORE;
     return fd_install(ev, b);
 }
-PL(eventfd) { return pl_eventfd2(a, 0, 0, 0, 0, 0); }
+PL(eventfd) { return sys_eventfd2(a, 0, 0, 0, 0, 0); }
 
 /* ---- timerfd: a list of all; io_block() wakes in time, timers_run() tells who waits ---- */
 struct timer {
@@ -140,7 +140,7 @@ FD(timerfd_gettime)
     else if (t->expires && t->interval)
         left = t->interval - (now - t->expires) % t->interval;
     struct itimerspec v = {split(t->interval), split(left)};
-    return user_put(b, &v, sizeof v);
+    return copy_out(b, &v, sizeof v);
 }
 
 FD(timerfd_settime)
@@ -153,7 +153,7 @@ FD(timerfd_settime)
     if (!r && o->ops != &timer_ops)
         r = -EINVAL;
     if (!r && d)
-        r = fd_timerfd_gettime(o, d, 0, 0, 0, 0);
+        r = sys_timerfd_gettime(o, d, 0, 0, 0, 0);
     if (r)
         return r;
     t->told = 0;

@@ -25,7 +25,7 @@ struct file *need(u64 fd)
 {
     struct file *f = peek(fd);
     if (!f)
-        leave(-EBADF);
+        fail(-EBADF);
     return f;
 }
 
@@ -89,7 +89,7 @@ s64 fd_pair(void *first, void *second, u32 flags, u64 user)
         fd_uninstall(fds[1]);
         return fds[1] < 0 ? fds[1] : -EFAULT;
     }
-    return user_put(user, fds, sizeof fds);
+    return copy_out(user, fds, sizeof fds);
 }
 
 void file_notify(void *file, u32 events)
@@ -105,10 +105,10 @@ void file_wait(void *file, u32 msg, u64 deadline)
 {
     struct file *f = file;
     if (msg & MSG_DONTWAIT || f->flags & O_NONBLOCK)
-        leave(-EAGAIN);
+        fail(-EAGAIN);
     int r = io_wait(&f->wq, deadline);
     if (r)
-        leave(r == -ETIMEDOUT ? -EAGAIN : deadline == NEVER ? -ERESTARTSYS : -EINTR);
+        fail(r == -ETIMEDOUT ? -EAGAIN : deadline == NEVER ? -ERESTARTSYS : -EINTR);
 }
 
 /* ---- read and write ---- */
@@ -120,15 +120,15 @@ static s64 rw(struct file *o, u64 buf, u64 n, s64 pos, u32 how)
     s64 (*op)(struct file *, struct io *, u32, s64) = how & WRITE ? o->ops->write : o->ops->read;
     struct io io;
     if (o->flags & O_PATH || (o->flags & O_ACCMODE) == (how & WRITE ? O_RDONLY : O_WRONLY))
-        leave(-EBADF);
+        fail(-EBADF);
     if (!(how & POS))
         pos = -1;
     else if (!o->ops->seek)
-        leave(-ESPIPE);
+        fail(-ESPIPE);
     else if (pos < 0)
-        leave(-EINVAL);
+        fail(-EINVAL);
     if (!op)
-        leave(-EINVAL);
+        fail(-EINVAL);
     if (how & VEC)
         io_vec(&io, buf, n);
     else
@@ -186,7 +186,7 @@ PL(dup3)
 PL(dup2)
 {
     if ((u32)a != (u32)b)
-        return pl_dup3(a, b, 0, 0, 0, 0);
+        return sys_dup3(a, b, 0, 0, 0, 0);
     need(a);
     return (u32)b;
 }
@@ -216,7 +216,7 @@ PL(fcntl)
         return 0;
     case F_GETLK:                    /* the one process here never conflicts with itself */
     case F_OFD_GETLK:
-        return user_put(c, &unlocked, sizeof unlocked);
+        return copy_out(c, &unlocked, sizeof unlocked);
     case F_SETLK:
     case F_SETLKW:
     case F_OFD_SETLK:
@@ -241,7 +241,7 @@ PL(ioctl)
         fd_table[(u32)a] = (u64)o | (b == FIOCLEX);
         return 0;
     case FIONBIO:
-        user_get(&on, c, sizeof on);
+        copy_in(&on, c, sizeof on);
         o->flags &= ~O_NONBLOCK;
         if (on)
             o->flags |= O_NONBLOCK;

@@ -59,16 +59,16 @@ s64 fd_map_handle(int fd, u64 *handle, int *writable, int *readable)
 u64 ring_base(struct file *f)
 {
     if (f->ops != &ring_ops)
-        leave(-ENOTDIR);
+        fail(-ENOTDIR);
     return RING(f)->handle;
 }
 
-/* A ring call with the description's handle first; a failure leaves. */
+/* A ring call with the description's handle first; failure fails the call. */
 static s64 handle_call(struct file *f, u64 x, u64 y, u64 z, u16 op)
 {
     s64 r = ring_call(op, RING(f)->handle, x, y, z, 0, 0);
     if (r < 0)
-        leave(r);
+        fail(r);
     return r;
 }
 
@@ -113,7 +113,7 @@ static s64 read_piece(struct file *f, u64 piece, u64 len, u64 at)
     if (fresh(&r->read)) {
         if (at - r->ahead_at < r->ahead_end - r->ahead_at) {
             len = min64(len, r->ahead_end - at);
-            user_put(piece, r->ahead + (at - r->ahead_at), len);
+            copy_out(piece, r->ahead + (at - r->ahead_at), len);
             return len;
         }
         if (at == r->end)
@@ -137,7 +137,7 @@ static s64 read_piece(struct file *f, u64 piece, u64 len, u64 at)
         r->ahead_at = at;
         r->ahead_end = at + n;
         n = min64(n, len);
-        user_put(piece, r->ahead, n);
+        copy_out(piece, r->ahead, n);
     }
     return n;
 }
@@ -276,5 +276,5 @@ FD(fstat)
 {
     struct stat st;
     file_stat(o, &st);
-    return user_put(b, &st, sizeof st);
+    return copy_out(b, &st, sizeof st);
 }

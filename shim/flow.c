@@ -47,7 +47,7 @@ void flow_open(void *file, struct chan **rx, struct chan **tx, u32 kind, const u
         if (++i == AFW_FLOWS) {      /* the worker frees closed ones soon */
             int r = ((struct file *)file)->flags & O_NONBLOCK ? -EAGAIN : io_wait(&freed, deadline);
             if (r)
-                leave(r == -EINTR ? -ERESTARTSYS : -EAGAIN);
+                fail(r == -EINTR ? -ERESTARTSYS : -EAGAIN);
             i = AFW_FLOW_FIRST;
         }
     volatile struct afw_flow *f = &WIN->flow[i];
@@ -56,7 +56,7 @@ void flow_open(void *file, struct chan **rx, struct chan **tx, u32 kind, const u
     memcpy(word, ip + (v4 ? 12 : 0), v4 ? 4 : 16);
     s64 r = ring_call(AFW_OP_FLOW_OPEN, i, kind, v4 ? AF_INET : AF_INET6, word[0], word[1], port);
     if (r < 0)
-        leave(r);
+        fail(r);
     *rx = flow_chan(i, 0, file);
     *tx = flow_chan(i, 1, file);
 }

@@ -6,8 +6,8 @@
  * stdio) are two struct chan, one a direction, and share read, write and poll (pipe.c). A chan of a flow has its bytes and
  * indices in the I/O window; the worker moves its index at any time, and nothing it says is believed beyond the ring's size.
  *
- * Errors: leave() ends the call with a result, from any depth, and drops the file that the entry holds for it (calls.S). So
- * what can fail has no error to hand up; what holds something of its own must not call what may leave. All of this is for size.
+ * Errors: fail() ends the call with a result, from any depth, and drops the file that the entry holds for it (entry.S). So
+ * what can fail has no error to hand up; what holds something of its own must not call what may fail. All of this is for size.
  */
 #ifndef IO_H
 #define IO_H
@@ -25,13 +25,13 @@
 #include "shim.h"
 
 #define UNUSED __attribute__((unused))
-/* Calls as calls.h lists them: of a descriptor's file, of a socket, or plain. */
-#define FD(name) s64 fd_##name(UNUSED struct file *o, UNUSED u64 b, UNUSED u64 c, UNUSED u64 d, UNUSED u64 e, UNUSED u64 f)
-#define SK(name) s64 sk_##name(UNUSED struct sock *s, UNUSED u64 b, UNUSED u64 c, UNUSED u64 d, UNUSED u64 e, UNUSED u64 f)
-#define PL(name) s64 pl_##name(UNUSED u64 a, UNUSED u64 b, UNUSED u64 c, UNUSED u64 d, UNUSED u64 e, UNUSED u64 f)
+/* Calls by how entry.S enters them: with the file of the descriptor that comes first, held for the call; the same with a socket;
+ * or with the arguments as they are. */
 struct file;
 struct sock;
-#include "calls.h"
+#define FD(name) __attribute__((section(".io_fd"))) s64 sys_##name(UNUSED struct file *o, UNUSED u64 b, UNUSED u64 c, UNUSED u64 d, UNUSED u64 e, UNUSED u64 f)
+#define SK(name) __attribute__((section(".io_sk"))) s64 sys_##name(UNUSED struct sock *s, UNUSED u64 b, UNUSED u64 c, UNUSED u64 d, UNUSED u64 e, UNUSED u64 f)
+#define PL(name) s64 sys_##name(UNUSED u64 a, UNUSED u64 b, UNUSED u64 c, UNUSED u64 d, UNUSED u64 e, UNUSED u64 f)
 
 #define FD_MAX 4096                  /* descriptors a VM may hold */
 #define CHAN_MAX 0x10000             /* bytes a pipe or a socket's direction holds */
@@ -41,13 +41,17 @@ struct sock;
 static inline u64 min64(u64 a, u64 b) { return a < b ? a : b; }
 static inline u32 min32(u32 a, u32 b) { return a < b ? a : b; }
 
-/* ---- calls.S ---- */
-void leave(s64 result) __attribute__((noreturn, cold));
-extern u64 kstack_top;               /* entry.S: the running thread's shim stack, its user frame first */
-/* What the call has done so far: leave(error) gives this if it is not 0. Cleared at entry. */
-#define PROGRESS (*(s64 *)(kstack_top - F_SIZE - 24))
+/* ---- entry.S ---- */
+void fail(s64 result) __attribute__((noreturn, cold));
+extern u64 kstack_top;               /* the running thread's shim stack, its user frame first */
+/* What the call has done so far: fail(error) gives this if it is not 0. Cleared at entry. */
+#define PROGRESS (*(s64 *)(kstack_top - F_SIZE - 16))
 
-/* ---- uio.c: user memory as a list of pieces; EFAULT and EINVAL leave ---- */
+/* ---- region.c: bad pointers fail the call ---- */
+void copy_in(void *to, u64 from, u64 n);
+s64 copy_out(u64 to, const void *from, u64 n);       /* 0 */
+
+/* ---- uio.c: user memory as a list of pieces; EFAULT and EINVAL fail ---- */
 struct io {
     const struct iovec *v;           /* pieces left; the first from `at` on */
     u64 at, left;
@@ -60,9 +64,7 @@ void io_kernel(struct io *io, void *p, u64 len);
 u64 io_piece(struct io *io, u64 *len);               /* address and length of the first piece */
 void io_skip(struct io *io, u64 n);                  /* at most the first piece's length */
 void io_copy(struct io *io, void *p, u64 n, int to_user);   /* n <= left */
-void user_get(void *out, u64 from, u64 n);
-s64 user_put(u64 to, const void *from, u64 n);       /* 0 */
-void *alloc(size_t size);                            /* zeroed; ENOMEM leaves */
+void *alloc(size_t size);                            /* zeroed; ENOMEM fails */
 
 /* ---- fd.c ---- */
 struct epitem;
@@ -89,7 +91,7 @@ extern u64 *fd_table;                /* struct file *, bit 0: FD_CLOEXEC */
 extern u32 fd_size;
 void *file_new(const struct ops *ops, u32 flags);    /* refs 1 */
 struct file *peek(u64 fd);           /* 0: not open. Not counted: good until something blocks */
-struct file *need(u64 fd);           /* EBADF leaves */
+struct file *need(u64 fd);           /* EBADF fails */
 s64 fput(struct file *f, s64 result);                /* drops a reference, returns result */
 s64 fd_install(void *f, u32 flags);  /* takes the reference; O_CLOEXEC of flags counts; or EMFILE */
 s64 fd_install_from(struct file *f, u64 lowest, u32 flags);
@@ -97,7 +99,7 @@ void fd_uninstall(u64 fd);
 s64 fd_pair(void *first, void *second, u32 flags, u64 user);   /* takes both; numbers go to int user[2] */
 /* Something about f changed: wake who waits, queue it in the epoll sets that want one of `events`. */
 void file_notify(void *f, u32 events);
-/* Sleep until f changes; O_NONBLOCK, MSG_DONTWAIT in msg, the deadline and signals leave. */
+/* Sleep until f changes; O_NONBLOCK, MSG_DONTWAIT in msg, the deadline and signals fail. */
 void file_wait(void *f, u32 msg, u64 deadline);
 
 /* ---- poll.c, event.c ---- */
@@ -154,7 +156,7 @@ int flow_error(volatile struct afw_flow *f, int otherwise);
 extern const struct ops ring_ops, dev_ops;
 extern u64 files_changed;            /* raised by what may make cached bytes and sizes stale */
 void file_stat(struct file *f, struct stat *st);
-u64 ring_base(struct file *f);       /* handle for a path's base; other kinds: ENOTDIR leaves */
+u64 ring_base(struct file *f);       /* handle for a path's base; other kinds: ENOTDIR fails */
 void ring_void(struct file *f);      /* after a restore: its handle was the template's */
 s64 ring_open(u64 path, u64 len, u64 flags, u64 mode, u64 base);
 s64 dev_open(const char *path, u64 len, u64 flags);  /* a descriptor, or -1: not a local device */
@@ -199,7 +201,7 @@ struct sock *sock_find(struct sock *from, const struct addr *a);
 void sock_source(struct sock *s, const struct addr *to, struct addr *out);   /* our address as `to` sees it */
 void sock_autobind(struct sock *s);
 void sock_progress(struct sock *s);  /* a connect over a flow may be done */
-void sock_error(struct sock *s);     /* a pending error leaves */
+void sock_error(struct sock *s);     /* a pending error fails */
 struct opt *sock_opt(struct sock *s, u32 key);
 u64 sock_deadline(struct sock *s, u32 name);         /* SO_RCVTIMEO, SO_SNDTIMEO */
 #endif

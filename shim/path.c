@@ -15,7 +15,7 @@ static u64 find(u64 dirfd, u64 path, u64 *base)
 {
     s64 n = user_strlen(path, PATH_MAX);
     if (n <= 0)
-        leave(n ? n : -ENOENT);
+        fail(n ? n : -ENOENT);
     *base = (int)dirfd == AT_FDCWD || *(char *)path == '/' ? AFW_CWD : ring_base(need(dirfd));
     return n;
 }
@@ -41,7 +41,7 @@ PL(openat)
     s64 r = dev_open((const char *)b, len, c);
     return r != -1 ? r : ring_open(b, len, c, masked(d), base);
 }
-PL(creat) { return pl_openat(AT_FDCWD, a, O_CREAT | O_WRONLY | O_TRUNC, b, 0, 0); }
+PL(creat) { return sys_openat(AT_FDCWD, a, O_CREAT | O_WRONLY | O_TRUNC, b, 0, 0); }
 
 PL(newfstatat)
 {
@@ -50,16 +50,16 @@ PL(newfstatat)
     if (d & AT_EMPTY_PATH && !user_strlen(b, 1)) {
         if ((int)a != AT_FDCWD) {
             file_stat(need(a), &st);
-            return user_put(c, &st, sizeof st);
+            return copy_out(c, &st, sizeof st);
         }
         b = (u64)".";
         r = ring_call(AFW_OP_STAT, b, 1, 0, (u64)&st, AFW_CWD, 0);
     } else
         r = at(a, b, d & AT_SYMLINK_NOFOLLOW, (u64)&st, AFW_OP_STAT);
-    return r ? r : user_put(c, &st, sizeof st);
+    return r ? r : copy_out(c, &st, sizeof st);
 }
-PL(stat) { return pl_newfstatat(AT_FDCWD, a, b, 0, 0, 0); }
-PL(lstat) { return pl_newfstatat(AT_FDCWD, a, b, AT_SYMLINK_NOFOLLOW, 0, 0); }
+PL(stat) { return sys_newfstatat(AT_FDCWD, a, b, 0, 0, 0); }
+PL(lstat) { return sys_newfstatat(AT_FDCWD, a, b, AT_SYMLINK_NOFOLLOW, 0, 0); }
 
 PL(faccessat2) { return at(a, b, c, d & (AT_SYMLINK_NOFOLLOW | AT_EACCESS), AFW_OP_ACCESS); }
 PL(faccessat) { return at(a, b, c, 0, AFW_OP_ACCESS); }
@@ -80,7 +80,7 @@ PL(symlinkat)
     files_changed++;
     return ring_call(AFW_OP_SYMLINK, a, n, c, len, base, 0);
 }
-PL(symlink) { return pl_symlinkat(a, AT_FDCWD, b, 0, 0, 0); }
+PL(symlink) { return sys_symlinkat(a, AT_FDCWD, b, 0, 0, 0); }
 
 /* Owners: every file is the one user's, so giving it to oneself works and nothing else does. */
 s64 sys_getid(void);
@@ -107,15 +107,17 @@ PL(utimensat)
 /* What the ring does by handle only, by path. */
 static s64 opened(u64 path, u64 flags, u64 arg, s64 (*call)(struct file *, u64, u64, u64, u64, u64))
 {
-    s64 fd = pl_openat(AT_FDCWD, path, flags, 0, 0, 0);
+    s64 fd = sys_openat(AT_FDCWD, path, flags, 0, 0, 0);
     if (fd < 0)
         return fd;
     s64 r = call(peek(fd), arg, 0, 0, 0, 0);
     fd_uninstall(fd);
     return r;
 }
-PL(truncate) { return opened(a, O_WRONLY, b, fd_ftruncate); }
-PL(statfs) { return opened(a, O_RDONLY, b, fd_fstatfs); }
+FD(ftruncate);
+FD(fstatfs);
+PL(truncate) { return opened(a, O_WRONLY, b, sys_ftruncate); }
+PL(statfs) { return opened(a, O_RDONLY, b, sys_fstatfs); }
 
 PL(getcwd) { return ring_call(AFW_OP_GETCWD, a, b, 0, 0, 0, 0); }
 FD(fchdir) { return ring_call(AFW_OP_CHDIR, (u64)".", 1, 0, 0, ring_base(o), 0); }

@@ -102,7 +102,7 @@ static void tell(struct stream *s, struct chan *c)
     sock_error(s->sock);
     if (c->reset < 2 && (c->reset || hflags(c) & AFW_HF_RESET)) {
         c->reset = 2;
-        leave(-(c->flow ? flow_error(c->flow, ECONNRESET) : ECONNRESET));
+        fail(-(c->flow ? flow_error(c->flow, ECONNRESET) : ECONNRESET));
     }
 }
 
@@ -110,7 +110,7 @@ void broken_pipe(u32 msg)
 {
     if (!(msg & MSG_NOSIGNAL))
         signal_send(current, SIGPIPE, SI_KERNEL, 0);
-    leave(-EPIPE);
+    fail(-EPIPE);
 }
 
 s64 chan_read(struct file *f, struct io *io, u32 msg, s64 pos UNUSED)
@@ -167,7 +167,7 @@ s64 chan_ioctl(struct file *f, u64 cmd, u64 arg)
 {
     struct chan *c = STREAM(f)->rx;
     int n = c ? chan_used(c) : 0;
-    return cmd == FIONREAD ? user_put(arg, &n, sizeof n) : -ENOTTY;
+    return cmd == FIONREAD ? copy_out(arg, &n, sizeof n) : -ENOTTY;
 }
 
 static u32 pipe_poll(struct file *f)
@@ -210,4 +210,4 @@ PL(pipe2)
     r->rx = w->tx = chan_new(r, w);
     return fd_pair(r, w, b, a);
 }
-PL(pipe) { return pl_pipe2(a, 0, 0, 0, 0, 0); }
+PL(pipe) { return sys_pipe2(a, 0, 0, 0, 0, 0); }

@@ -88,7 +88,7 @@ static u64 timeout_at(u64 user, s64 (*get)(u64, u64 *))
         return NEVER;
     s64 r = get(user, &ns);
     if (r)
-        leave(r);
+        fail(r);
     return ns ? deadline_after(ns) : 0;
 }
 
@@ -99,8 +99,8 @@ static int mask(u64 user, u64 size, u64 *old)
     if (!user)
         return 0;
     if (size != 8)
-        leave(-EINVAL);
-    user_get(&set, user, 8);
+        fail(-EINVAL);
+    copy_in(&set, user, 8);
     *old = signal_swap_mask(set);
     return 1;
 }
@@ -173,7 +173,7 @@ PL(pselect6)
     u64 *sets[3] = {(u64 *)b, (u64 *)c, (u64 *)d};
     u64 sig[2] = {0, 0}, old, deadline = timeout_at(e, read_timespec);
     if (f)
-        user_get(sig, f, sizeof sig);
+        copy_in(sig, f, sizeof sig);
     int m = mask(sig[0], sig[1], &old);
     return unmask(m, old, select_user(a, deadline, sets));
 }
@@ -305,7 +305,7 @@ PL(epoll_create1)
     ep->ready_end = &ep->ready;
     return fd_install(ep, a);
 }
-PL(epoll_create) { return (int)a <= 0 ? -EINVAL : pl_epoll_create1(0, 0, 0, 0, 0, 0); }
+PL(epoll_create) { return (int)a <= 0 ? -EINVAL : sys_epoll_create1(0, 0, 0, 0, 0, 0); }
 
 /* May target be put into ep? Not if ep hangs below it, nor more than five deep. */
 static int reaches(struct file *target, struct epoll *ep, int depth)
@@ -327,7 +327,7 @@ FD(epoll_ctl)
     struct epoll_event ev = {0};
     struct epitem *it = t->items;
     if (b != EPOLL_CTL_DEL)
-        user_get(&ev, d, sizeof ev);
+        copy_in(&ev, d, sizeof ev);
     if (!t->ops->poll)
         return -EPERM;
     if (o == t || o->ops != &epoll_ops)

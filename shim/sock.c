@@ -11,7 +11,7 @@ void sock_error(struct sock *s)
     int e = s->error;
     s->error = 0;
     if (e)
-        leave(-e);
+        fail(-e);
 }
 
 static struct sock *sock_new(u32 domain, u32 type, u32 flags)
@@ -33,11 +33,11 @@ static void check_kind(u32 domain, u32 type, u32 protocol)
 {
     u32 kind = type & 0xf;
     if (domain != AF_UNIX && domain != AF_INET && domain != AF_INET6)
-        leave(-EAFNOSUPPORT);
+        fail(-EAFNOSUPPORT);
     if (kind != SOCK_STREAM && kind != SOCK_DGRAM)
-        leave(kind == SOCK_RAW ? -EPERM : -ESOCKTNOSUPPORT);
+        fail(kind == SOCK_RAW ? -EPERM : -ESOCKTNOSUPPORT);
     if (protocol && domain != AF_UNIX && protocol != (kind == SOCK_STREAM ? IPPROTO_TCP : IPPROTO_UDP))
-        leave(-EPROTONOSUPPORT);
+        fail(-EPROTONOSUPPORT);
 }
 
 PL(socket)
@@ -129,11 +129,11 @@ static void bind_to(struct sock *s, struct addr *a)
     if (!(s->domain == AF_UNIX ? a->len : a->port))
         invent(s, a);
     else if (taken(s, a))
-        leave(-EADDRINUSE);
+        fail(-EADDRINUSE);
     if (a->len && a->b[0]) {         /* the file stands for the name, as elsewhere */
         s64 fd = ring_open((u64)a->b, a->len, O_CREAT | O_EXCL | O_WRONLY, 0755, AFW_CWD);
         if (fd < 0)
-            leave(fd == -EEXIST ? -EADDRINUSE : fd);
+            fail(fd == -EEXIST ? -EADDRINUSE : fd);
         fd_uninstall(fd);
     }
     s->local = *a;
@@ -203,7 +203,7 @@ SK(accept4)
     n->s.f.flags |= d & O_NONBLOCK;
     return fd_install(n, d);
 }
-SK(accept) { return sk_accept4(s, b, c, 0, 0, 0); }
+SK(accept) { return sys_accept4(s, b, c, 0, 0, 0); }
 
 /* A stream to somebody who listens in this VM. */
 static void connect_here(struct sock *s, const struct addr *a)
@@ -212,16 +212,16 @@ static void connect_here(struct sock *s, const struct addr *a)
     for (;;) {
         l = sock_find(s, a);
         if (!l)
-            leave(a->b[0] && s->domain == AF_UNIX ? -ENOENT : -ECONNREFUSED);
+            fail(a->b[0] && s->domain == AF_UNIX ? -ENOENT : -ECONNREFUSED);
         if (l->queued <= l->backlog || (s->domain != AF_UNIX && LATER(s)))
             break;
         if (LATER(s))
-            leave(-EAGAIN);
+            fail(-EAGAIN);
         l->s.f.refs++;
         int r = io_wait(&l->s.f.wq, sock_deadline(s, SO_SNDTIMEO));
         fput(&l->s.f, 0);
         if (r)
-            leave(r == -EINTR ? -ERESTARTSYS : -EAGAIN);
+            fail(r == -EINTR ? -ERESTARTSYS : -EAGAIN);
     }
     struct sock *n = sock_new(l->domain, SOCK_STREAM, 0);
     join(s, n);
@@ -257,7 +257,7 @@ static void connect_stream(struct sock *s, struct addr *a)
     sock_progress(s);
     sock_error(s);
     if (s->state == S_CONNECTING && LATER(s))
-        leave(-EALREADY);
+        fail(-EALREADY);
     if (s->state == S_NEW) {
         if (s->domain == AF_UNIX || addr_local(a)) {
             if (s->domain != AF_UNIX) {
@@ -276,9 +276,9 @@ static void connect_stream(struct sock *s, struct addr *a)
         s->peer = *a;
         s->state = S_CONNECTING;
         if (LATER(s))
-            leave(-EINPROGRESS);
+            fail(-EINPROGRESS);
     } else if (s->state != S_CONNECTING)
-        leave(-EISCONN);
+        fail(-EISCONN);
     while (sock_progress(s), s->state == S_CONNECTING)
         file_wait(s, 0, deadline);
     sock_error(s);
@@ -288,7 +288,7 @@ SK(connect)
 {
     struct addr name;
     u16 family;
-    user_get(&family, b, sizeof family);
+    copy_in(&family, b, sizeof family);
     if (family == AF_UNSPEC && s->type == SOCK_DGRAM) {
         s->state = S_NEW;
         return 0;

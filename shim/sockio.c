@@ -51,7 +51,7 @@ static struct chan *receiver(struct sock *s, const struct addr *to, struct addr 
         return s->s.tx;
     if (!to) {
         if (s->state != S_CONNECTED)
-            leave(s->domain == AF_UNIX ? -ENOTCONN : -EDESTADDRREQ);
+            fail(s->domain == AF_UNIX ? -ENOTCONN : -EDESTADDRREQ);
         to = &s->peer;
     }
     sock_autobind(s);
@@ -123,23 +123,23 @@ static s64 sock_recv(struct sock *s, struct io *io, u32 msg, struct addr *from, 
 {
     *out_flags = 0;
     if (msg & (MSG_ERRQUEUE | MSG_OOB))
-        leave(msg & MSG_OOB ? -EINVAL : -EAGAIN);
+        fail(msg & MSG_OOB ? -EINVAL : -EAGAIN);
     if (s->type == SOCK_DGRAM)
         return dgram_recv(s, io, msg, from, out_flags);
     if (!connected(s, msg, SO_RCVTIMEO))
-        leave(-ENOTCONN);
+        fail(-ENOTCONN);
     return chan_read(&s->s.f, io, msg, 0);
 }
 
 static s64 sock_send(struct sock *s, struct io *io, u32 msg, const struct addr *to)
 {
     if (msg & MSG_OOB)
-        leave(-EOPNOTSUPP);
+        fail(-EOPNOTSUPP);
     if (s->type == SOCK_DGRAM)
         return dgram_send(s, io, msg, to);
     if (!connected(s, msg, SO_SNDTIMEO)) {
         if (s->domain == AF_UNIX)
-            leave(-ENOTCONN);
+            fail(-ENOTCONN);
         broken_pipe(msg);
     }
     return chan_write(&s->s.f, io, msg, 0);
@@ -199,7 +199,7 @@ static s64 sock_ioctl(struct file *f, u64 cmd, u64 arg)
         return chan_ioctl(f, cmd, arg);
     if (next_frame((struct sock *)f, &h))
         n = h.len;
-    return user_put(arg, &n, sizeof n);
+    return copy_out(arg, &n, sizeof n);
 }
 
 const struct ops sock_ops = {
@@ -215,7 +215,7 @@ static void name_out(struct sock *s, const struct addr *from, u64 user, u64 user
     if (s->type == SOCK_DGRAM && s->domain != AF_UNIX)
         addr_put(s->domain, from, user, user_len);
     else if (user)
-        user_put(user_len, &none, sizeof none);
+        copy_out(user_len, &none, sizeof none);
 }
 
 static s64 send_to(struct sock *s, struct io *io, u32 msg, u64 name, u64 len)
@@ -236,9 +236,9 @@ static s64 send_message(struct sock *s, u64 user, u32 msg)
 {
     struct msghdr m;
     struct io io;
-    user_get(&m, user, sizeof m);
+    copy_in(&m, user, sizeof m);
     if (m.msg_controllen && s->domain == AF_UNIX)
-        leave(-EOPNOTSUPP);          /* descriptors do not travel; to lose them in silence would be worse */
+        fail(-EOPNOTSUPP);          /* descriptors do not travel; to lose them in silence would be worse */
     io_vec(&io, (u64)m.msg_iov, m.msg_iovlen);
     return send_to(s, &io, msg, m.msg_namelen ? (u64)m.msg_name : 0, m.msg_namelen);
 }
@@ -247,7 +247,7 @@ SK(sendmmsg)
 {
     for (u32 i = 0; i < c;) {
         u32 n = send_message(s, b, d);
-        user_put(b + offsetof(struct mmsghdr, msg_len), &n, sizeof n);
+        copy_out(b + offsetof(struct mmsghdr, msg_len), &n, sizeof n);
         b += sizeof(struct mmsghdr);
         PROGRESS = ++i;
     }
@@ -270,12 +270,12 @@ SK(recvmsg)
     struct msghdr m;
     struct io io;
     u32 flags;
-    user_get(&m, b, sizeof m);
+    copy_in(&m, b, sizeof m);
     io_vec(&io, (u64)m.msg_iov, m.msg_iovlen);
     s64 r = sock_recv(s, &io, c, &from, &flags);
     m.msg_controllen = 0;
     m.msg_flags = flags;
-    user_put(b, &m, sizeof m);
+    copy_out(b, &m, sizeof m);
     name_out(s, &from, (u64)m.msg_name, b + offsetof(struct msghdr, msg_namelen));
     return r;
 }

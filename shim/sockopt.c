@@ -18,7 +18,7 @@ u64 sock_deadline(struct sock *s, u32 name)
 static u32 key_of(u64 level, u64 name)
 {
     if (level > 0x7fff || name > 0xffff)
-        leave(-ENOPROTOOPT);
+        fail(-ENOPROTOOPT);
     return level << 16 | name;
 }
 
@@ -36,7 +36,7 @@ SK(setsockopt)
         s->opts = o;
         o->key = key;
     }
-    user_get(o->data, d, o->len = len);
+    copy_in(o->data, d, o->len = len);
     return 0;
 }
 
@@ -45,7 +45,7 @@ SK(getsockopt)
     u64 v[2] = {0, 0};
     u32 room, len = 4, key = key_of(b, c);
     struct opt *o = sock_opt(s, key);
-    user_get(&room, e, sizeof room);
+    copy_in(&room, e, sizeof room);
     switch (key - (SOL_SOCKET << 16)) {
     case SO_TYPE:
         v[0] = s->type;
@@ -84,6 +84,6 @@ SK(getsockopt)
         }
     }
     len = min32(len, room);
-    user_put(e, &len, sizeof len);
-    return user_put(d, v, len);
+    copy_out(e, &len, sizeof len);
+    return copy_out(d, v, len);
 }

@@ -5,27 +5,14 @@ void *alloc(size_t size)
 {
     void *p = kalloc(size);
     if (!p)
-        leave(-ENOMEM);
+        fail(-ENOMEM);
     return p;
 }
 
 static void check(u64 at, u64 n, int write)
 {
     if (!user_ok(at, n, write))
-        leave(-EFAULT);
-}
-
-void user_get(void *out, u64 from, u64 n)
-{
-    check(from, n, 0);
-    memcpy(out, (void *)from, n);
-}
-
-s64 user_put(u64 to, const void *from, u64 n)
-{
-    check(to, n, 1);
-    memcpy((void *)to, from, n);
-    return 0;
+        fail(-EFAULT);
 }
 
 void io_kernel(struct io *io, void *p, u64 len)
@@ -47,14 +34,14 @@ void io_buf(struct io *io, u64 buf, u64 len)
 void io_vec(struct io *io, u64 iov, u64 n)
 {
     if (n > IOV_MAX)
-        leave(-EINVAL);
+        fail(-EINVAL);
     check(iov, n * sizeof *io->v, 0);
     io_buf(io, 0, 0);
     io->v = (const struct iovec *)iov;
     for (u32 i = 0; i < n; i++) {
         s64 len = io->v[i].iov_len;
         if (len < 0)
-            leave(-EINVAL);
+            fail(-EINVAL);
         io->left = min64(io->left + len, 0x7ffff000);
     }
 }
