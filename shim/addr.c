@@ -59,7 +59,7 @@ static u16 swap(u16 port) { return port << 8 | port >> 8; }
 
 void addr_get(u32 domain, u64 user, u64 len, struct addr *out)
 {
-    u8 name[NAME_MAX_LEN];
+    const u8 *name;
     u32 n;
     len = (u32)len;
     memset(out, 0, sizeof *out);
@@ -68,7 +68,7 @@ void addr_get(u32 domain, u64 user, u64 len, struct addr *out)
             fail(-EINVAL);
         len = NAME_MAX_LEN;
     }
-    copy_in(name, user, len);
+    name = user_at(user, len, 0);
     if (domain != AF_UNIX && len < (domain == AF_INET ? 16 : 24))
         fail(-EINVAL);
     if (*(u16 *)name != domain)
@@ -94,10 +94,11 @@ void addr_get(u32 domain, u64 user, u64 len, struct addr *out)
 s64 addr_put(u32 domain, const struct addr *a, u64 user, u64 user_len)
 {
     u8 name[NAME_MAX_LEN + 1] = {0};
-    u32 room, n, at, len;
+    u32 n, at, len, room, *out_len;
     if (!user)
         return 0;
-    copy_in(&room, user_len, sizeof room);
+    out_len = user_at(user_len, 4, 1);
+    room = *out_len;
     if ((int)room < 0)
         return -EINVAL;
     at = layout(domain, a, &n);
@@ -106,6 +107,6 @@ s64 addr_put(u32 domain, const struct addr *a, u64 user, u64 user_len)
         *(u16 *)(name + 2) = swap(a->port);
     memcpy(name + at, a->b + (domain == AF_INET ? 12 : 0), n);
     len = domain == AF_INET ? 16 : domain == AF_INET6 ? 28 : at + n + (n && a->b[0]);
-    copy_out(user_len, &len, sizeof len);
+    *out_len = len;
     return copy_out(user, name, min32(room, len));
 }

@@ -234,16 +234,14 @@ PL(fcntl)
 PL(ioctl)
 {
     struct file *o = need(a);
-    int on;
     switch ((u32)b) {
     case FIOCLEX:
     case FIONCLEX:
         fd_table[(u32)a] = (u64)o | (b == FIOCLEX);
         return 0;
     case FIONBIO:
-        copy_in(&on, c, sizeof on);
         o->flags &= ~O_NONBLOCK;
-        if (on)
+        if (*(u32 *)user_at(c, 4, 0))
             o->flags |= O_NONBLOCK;
         return 0;
     }

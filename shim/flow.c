@@ -38,10 +38,10 @@ static void *flow_chan(u32 i, int transmit, void *f)
     return c;
 }
 
-void flow_open(void *file, struct chan **rx, struct chan **tx, u32 kind, const u8 *ip, u32 port)
+void flow_open(void *file, struct chan **both, u32 kind, const struct addr *to)
 {
-    u64 word[2] = {0, 0}, deadline = deadline_after(5000000000);
-    int v4 = addr_v4(ip);
+    u64 deadline = deadline_after(4000000000);
+    const u64 *ip = (const u64 *)to->b;
     u32 i = AFW_FLOW_FIRST;
     while (owner[i] || __atomic_load_n(&WIN->flow[i].hstate, __ATOMIC_ACQUIRE) != AFW_H_FREE)
         if (++i == AFW_FLOWS) {      /* the worker frees closed ones soon */
@@ -53,12 +53,12 @@ void flow_open(void *file, struct chan **rx, struct chan **tx, u32 kind, const u
     volatile struct afw_flow *f = &WIN->flow[i];
     f->tx_head = f->rx_tail = f->gflags = 0;
     f->kind = kind;
-    memcpy(word, ip + (v4 ? 12 : 0), v4 ? 4 : 16);
-    s64 r = ring_call(AFW_OP_FLOW_OPEN, i, kind, v4 ? AF_INET : AF_INET6, word[0], word[1], port);
+    s64 r = addr_v4(to->b) ? ring_call(AFW_OP_FLOW_OPEN, i, kind, AF_INET, ip[1] >> 32, 0, to->port)
+                           : ring_call(AFW_OP_FLOW_OPEN, i, kind, AF_INET6, ip[0], ip[1], to->port);
     if (r < 0)
         fail(r);
-    *rx = flow_chan(i, 0, file);
-    *tx = flow_chan(i, 1, file);
+    both[0] = flow_chan(i, 0, file);
+    both[1] = flow_chan(i, 1, file);
 }
 
 void flow_leave(struct chan *rx, struct chan *tx)
@@ -118,11 +118,10 @@ void io_say(const char *text, size_t n)
 {
     struct stream *s = STREAM(owner[AFW_FLOW_STDERR]);
     struct io io;
-    if (!s || chan_room(s->tx) < n)
-        return;
-    io_kernel(&io, (void *)text, n);
-    chan_copy(s->tx, *s->tx->head, &io, n, 0);
-    chan_produce(s->tx, n);
+    if (s && chan_room(s->tx) >= n) {
+        io_kernel(&io, (void *)text, n);
+        chan_write(&s->f, &io, MSG_DONTWAIT | MSG_NOSIGNAL, 0);
+    }
 }
 
 /* What a flow of another VM leaves: an end of file and a reset. */

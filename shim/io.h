@@ -50,6 +50,7 @@ extern u64 kstack_top;               /* the running thread's shim stack, its use
 /* ---- region.c: bad pointers fail the call ---- */
 void copy_in(void *to, u64 from, u64 n);
 s64 copy_out(u64 to, const void *from, u64 n);       /* 0 */
+void *user_at(u64 at, u64 n, int write);             /* uio.c: good until something blocks */
 
 /* ---- uio.c: user memory as a list of pieces; EFAULT and EINVAL fail ---- */
 struct io {
@@ -125,7 +126,7 @@ struct chan {
 };
 struct stream {                      /* pipes, sockets, stdio */
     struct file f;
-    struct chan *rx, *tx;
+    struct chan *rx, *tx;            /* side by side: flow_open() */
     struct sock *sock;               /* 0: pipe or stdio */
 };
 #define STREAM(file) ((struct stream *)(file))
@@ -146,7 +147,8 @@ void stream_close(struct file *f);
 void broken_pipe(u32 msg) __attribute__((noreturn));
 
 /* ---- flow.c ---- */
-void flow_open(void *f, struct chan **rx, struct chan **tx, u32 kind, const u8 *ip, u32 port);   /* ip: 16 bytes */
+struct addr;
+void flow_open(void *f, struct chan **both, u32 kind, const struct addr *to);    /* both[0]: rx, [1]: tx */
 void flow_leave(struct chan *rx, struct chan *tx);   /* the guest is done with the flow; frees both */
 void flow_kick(volatile struct afw_flow *f);
 void flow_gflags(volatile struct afw_flow *f, u32 bits);
@@ -169,7 +171,7 @@ struct addr {
 };
 void addr_get(u32 domain, u64 user, u64 len, struct addr *out);
 s64 addr_put(u32 domain, const struct addr *a, u64 user, u64 user_len);   /* user 0: nothing */
-int addr_v4(const u8 *ip);
+int addr_v4(const u8 *ip);           /* of 16 bytes */
 int addr_any(const struct addr *a);
 int addr_local(const struct addr *a);
 void addr_map4(u8 *ip, const void *v4);

@@ -47,14 +47,9 @@ PL(newfstatat)
 {
     struct stat st;
     s64 r = 0;
-    if (d & AT_EMPTY_PATH && !user_strlen(b, 1)) {
-        if ((int)a != AT_FDCWD) {
-            file_stat(need(a), &st);
-            return copy_out(c, &st, sizeof st);
-        }
-        b = (u64)".";
-        r = ring_call(AFW_OP_STAT, b, 1, 0, (u64)&st, AFW_CWD, 0);
-    } else
+    if (d & AT_EMPTY_PATH && !user_strlen(b, 1))
+        file_stat(need(a), &st);
+    else
         r = at(a, b, d & AT_SYMLINK_NOFOLLOW, (u64)&st, AFW_OP_STAT);
     return r ? r : copy_out(c, &st, sizeof st);
 }
@@ -98,7 +93,7 @@ PL(fchownat)
 
 PL(utimensat)
 {
-    if (b && !(d & AT_EMPTY_PATH && !user_strlen(b, 1)))
+    if (b)
         return at(a, b, c, d, AFW_OP_UTIMENS);
     files_changed++;
     return ring_call(AFW_OP_UTIMENS, 0, 0, c, 0, ring_base(need(a)), 0);

@@ -166,7 +166,13 @@ s64 chan_write(struct file *f, struct io *io, u32 msg, s64 pos UNUSED)
 s64 chan_ioctl(struct file *f, u64 cmd, u64 arg)
 {
     struct chan *c = STREAM(f)->rx;
-    int n = c ? chan_used(c) : 0;
+    u32 n = c ? chan_used(c) : 0;
+    struct io io;
+    if (n && c->frames) {            /* of the first one */
+        io_kernel(&io, &n, 2);
+        chan_copy(c, *c->tail, &io, 2, 1);
+        n = (u16)n;
+    }
     return cmd == FIONREAD ? copy_out(arg, &n, sizeof n) : -ENOTTY;
 }
 

@@ -95,13 +95,11 @@ static u64 timeout_at(u64 user, s64 (*get)(u64, u64 *))
 /* The mask for the time of the call; unmask() undoes it, after a signal it lets through (signal.c). */
 static int mask(u64 user, u64 size, u64 *old)
 {
-    u64 set;
     if (!user)
         return 0;
     if (size != 8)
         fail(-EINVAL);
-    copy_in(&set, user, 8);
-    *old = signal_swap_mask(set);
+    *old = signal_swap_mask(*(u64 *)user_at(user, 8, 0));
     return 1;
 }
 static s64 unmask(int was, u64 old, s64 r)
@@ -171,10 +169,8 @@ PL(select)
 PL(pselect6)
 {
     u64 *sets[3] = {(u64 *)b, (u64 *)c, (u64 *)d};
-    u64 sig[2] = {0, 0}, old, deadline = timeout_at(e, read_timespec);
-    if (f)
-        copy_in(sig, f, sizeof sig);
-    int m = mask(sig[0], sig[1], &old);
+    u64 old, deadline = timeout_at(e, read_timespec), *sig = f ? user_at(f, 16, 0) : 0;
+    int m = sig ? mask(sig[0], sig[1], &old) : 0;
     return unmask(m, old, select_user(a, deadline, sets));
 }
 
@@ -307,27 +303,14 @@ PL(epoll_create1)
 }
 PL(epoll_create) { return (int)a <= 0 ? -EINVAL : sys_epoll_create1(0, 0, 0, 0, 0, 0); }
 
-/* May target be put into ep? Not if ep hangs below it, nor more than five deep. */
-static int reaches(struct file *target, struct epoll *ep, int depth)
-{
-    if (target->ops != &epoll_ops)
-        return 0;
-    if (target == &ep->f || depth > 4)
-        return 1;
-    for (struct epitem *it = ((struct epoll *)target)->all; it; it = it->sibling)
-        if (reaches(it->file, ep, depth + 1))
-            return 1;
-    return 0;
-}
-
 FD(epoll_ctl)
 {
     struct epoll *ep = (void *)o;
     struct file *t = need(c);
-    struct epoll_event ev = {0};
+    struct epoll_event *ev = 0;
     struct epitem *it = t->items;
     if (b != EPOLL_CTL_DEL)
-        copy_in(&ev, d, sizeof ev);
+        ev = user_at(d, sizeof *ev, 0);
     if (!t->ops->poll)
         return -EPERM;
     if (o == t || o->ops != &epoll_ops)
@@ -343,7 +326,7 @@ FD(epoll_ctl)
     if (b == EPOLL_CTL_ADD) {
         if (it)
             return -EEXIST;
-        if (reaches(t, ep, 0))
+        if (t->ops == &epoll_ops && o->items)        /* a watched one watches no others, so there is no circle */
             return -ELOOP;
         it = alloc(sizeof *it);
         it->ep = ep;
@@ -354,8 +337,8 @@ FD(epoll_ctl)
         it->sibling = ep->all;
         ep->all = it;
     }
-    it->events = ev.events | EPOLLERR | EPOLLHUP;
-    it->data = ev.data.u64;
+    it->events = ev->events | EPOLLERR | EPOLLHUP;
+    it->data = ev->data.u64;
     if (ready_events(it))
         mark(it);
     return 0;

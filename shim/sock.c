@@ -272,7 +272,7 @@ static void connect_stream(struct sock *s, struct addr *a)
             connect_here(s, a);
             return;
         }
-        flow_open(s, &s->s.rx, &s->s.tx, AFW_KIND_TCP, a->b, a->port);
+        flow_open(s, &s->s.rx, AFW_KIND_TCP, a);
         s->peer = *a;
         s->state = S_CONNECTING;
         if (LATER(s))
@@ -287,9 +287,7 @@ static void connect_stream(struct sock *s, struct addr *a)
 SK(connect)
 {
     struct addr name;
-    u16 family;
-    copy_in(&family, b, sizeof family);
-    if (family == AF_UNSPEC && s->type == SOCK_DGRAM) {
+    if (*(u16 *)user_at(b, 2, 0) == AF_UNSPEC && s->type == SOCK_DGRAM) {
         s->state = S_NEW;
         return 0;
     }

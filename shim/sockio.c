@@ -1,6 +1,5 @@
 /* What sockets send and receive; their poll. */
 #include "io.h"
-#include <sys/ioctl.h>
 
 /* ---- datagrams: frames of struct afw_dgram + payload ---- */
 /* The frame to read next: its chan and its head, or 0. */
@@ -58,7 +57,7 @@ static struct chan *receiver(struct sock *s, const struct addr *to, struct addr 
     if (!addr_local(to)) {
         *show = *to;
         if (!s->ftx)
-            flow_open(s, &s->frx, &s->ftx, AFW_KIND_UDP, to->b, to->port);
+            flow_open(s, &s->frx, AFW_KIND_UDP, to);
         return s->ftx;
     }
     struct sock *t = sock_find(s, to);
@@ -122,8 +121,8 @@ static int connected(struct sock *s, u32 msg, u32 name)
 static s64 sock_recv(struct sock *s, struct io *io, u32 msg, struct addr *from, u32 *out_flags)
 {
     *out_flags = 0;
-    if (msg & (MSG_ERRQUEUE | MSG_OOB))
-        fail(msg & MSG_OOB ? -EINVAL : -EAGAIN);
+    if (msg & MSG_ERRQUEUE)
+        fail(-EAGAIN);
     if (s->type == SOCK_DGRAM)
         return dgram_recv(s, io, msg, from, out_flags);
     if (!connected(s, msg, SO_RCVTIMEO))
@@ -133,8 +132,6 @@ static s64 sock_recv(struct sock *s, struct io *io, u32 msg, struct addr *from, 
 
 static s64 sock_send(struct sock *s, struct io *io, u32 msg, const struct addr *to)
 {
-    if (msg & MSG_OOB)
-        fail(-EOPNOTSUPP);
     if (s->type == SOCK_DGRAM)
         return dgram_send(s, io, msg, to);
     if (!connected(s, msg, SO_SNDTIMEO)) {
@@ -191,19 +188,8 @@ static u32 sock_poll(struct file *f)
     return m;
 }
 
-static s64 sock_ioctl(struct file *f, u64 cmd, u64 arg)
-{
-    struct afw_dgram h;
-    int n = 0;
-    if (((struct sock *)f)->type != SOCK_DGRAM || cmd != FIONREAD)
-        return chan_ioctl(f, cmd, arg);
-    if (next_frame((struct sock *)f, &h))
-        n = h.len;
-    return copy_out(arg, &n, sizeof n);
-}
-
 const struct ops sock_ops = {
-    .size = sizeof(struct sock), .mode = S_IFSOCK | 0777, .read = sock_read, .write = sock_write, .poll = sock_poll, .ioctl = sock_ioctl,
+    .size = sizeof(struct sock), .mode = S_IFSOCK | 0777, .read = sock_read, .write = sock_write, .poll = sock_poll, .ioctl = chan_ioctl,
     .close = sock_close,
 };
 
@@ -234,20 +220,19 @@ SK(sendto)
 }
 static s64 send_message(struct sock *s, u64 user, u32 msg)
 {
-    struct msghdr m;
+    const struct msghdr *m = user_at(user, sizeof *m, 0);
     struct io io;
-    copy_in(&m, user, sizeof m);
-    if (m.msg_controllen && s->domain == AF_UNIX)
+    if (m->msg_controllen && s->domain == AF_UNIX)
         fail(-EOPNOTSUPP);          /* descriptors do not travel; to lose them in silence would be worse */
-    io_vec(&io, (u64)m.msg_iov, m.msg_iovlen);
-    return send_to(s, &io, msg, m.msg_namelen ? (u64)m.msg_name : 0, m.msg_namelen);
+    io_vec(&io, (u64)m->msg_iov, m->msg_iovlen);
+    return send_to(s, &io, msg, m->msg_namelen ? (u64)m->msg_name : 0, m->msg_namelen);
 }
 SK(sendmsg) { return send_message(s, b, c); }
 SK(sendmmsg)
 {
     for (u32 i = 0; i < c;) {
         u32 n = send_message(s, b, d);
-        copy_out(b + offsetof(struct mmsghdr, msg_len), &n, sizeof n);
+        ((struct mmsghdr *)user_at(b, sizeof(struct mmsghdr), 1))->msg_len = n;
         b += sizeof(struct mmsghdr);
         PROGRESS = ++i;
     }
@@ -267,15 +252,14 @@ SK(recvfrom)
 SK(recvmsg)
 {
     struct addr from;
-    struct msghdr m;
+    struct msghdr *m = user_at(b, sizeof *m, 1);
     struct io io;
     u32 flags;
-    copy_in(&m, b, sizeof m);
-    io_vec(&io, (u64)m.msg_iov, m.msg_iovlen);
+    io_vec(&io, (u64)m->msg_iov, m->msg_iovlen);
     s64 r = sock_recv(s, &io, c, &from, &flags);
-    m.msg_controllen = 0;
-    m.msg_flags = flags;
-    copy_out(b, &m, sizeof m);
-    name_out(s, &from, (u64)m.msg_name, b + offsetof(struct msghdr, msg_namelen));
+    m = user_at(b, sizeof *m, 1);
+    m->msg_controllen = 0;
+    m->msg_flags = flags;
+    name_out(s, &from, (u64)m->msg_name, (u64)&m->msg_namelen);
     return r;
 }

@@ -45,7 +45,8 @@ SK(getsockopt)
     u64 v[2] = {0, 0};
     u32 room, len = 4, key = key_of(b, c);
     struct opt *o = sock_opt(s, key);
-    copy_in(&room, e, sizeof room);
+    u32 *out_len = user_at(e, 4, 1);
+    room = *out_len;
     switch (key - (SOL_SOCKET << 16)) {
     case SO_TYPE:
         v[0] = s->type;
@@ -62,28 +63,20 @@ SK(getsockopt)
         v[0] = s->error;
         s->error = 0;
         break;
-    case SO_ACCEPTCONN:
-        v[0] = s->state == S_LISTEN;
-        break;
     case SO_RCVTIMEO:
     case SO_SNDTIMEO:
         len = 16;
-        goto kept;
-    case SO_LINGER:
-        len = 8;
-        goto kept;
+        break;
     case SO_RCVBUF:
     case SO_SNDBUF:
         v[0] = 212992;
-        /* fall through */
-    default:
-    kept:
-        if (o) {
-            memcpy(v, o->data, sizeof v);
-            len = o->len;
-        }
+    }
+    if (o) {
+        v[0] = o->data[0];
+        v[1] = o->data[1];
+        len = o->len;
     }
     len = min32(len, room);
-    copy_out(e, &len, sizeof len);
+    *out_len = len;
     return copy_out(d, v, len);
 }

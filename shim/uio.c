@@ -9,10 +9,11 @@ void *alloc(size_t size)
     return p;
 }
 
-static void check(u64 at, u64 n, int write)
+void *user_at(u64 at, u64 n, int write)
 {
     if (!user_ok(at, n, write))
         fail(-EFAULT);
+    return (void *)at;
 }
 
 void io_kernel(struct io *io, void *p, u64 len)
@@ -35,9 +36,8 @@ void io_vec(struct io *io, u64 iov, u64 n)
 {
     if (n > IOV_MAX)
         fail(-EINVAL);
-    check(iov, n * sizeof *io->v, 0);
     io_buf(io, 0, 0);
-    io->v = (const struct iovec *)iov;
+    io->v = user_at(iov, n * sizeof *io->v, 0);
     for (u32 i = 0; i < n; i++) {
         s64 len = io->v[i].iov_len;
         if (len < 0)
@@ -68,7 +68,7 @@ void io_copy(struct io *io, void *p, u64 n, int to_user)
         u64 len, piece = io_piece(io, &len);
         len = min64(len, n);
         if (!io->kernel)
-            check(piece, len, to_user);
+            user_at(piece, len, to_user);
         if (to_user)
             memcpy((void *)piece, p, len);
         else

@@ -142,7 +142,6 @@ static void tcp(void)
     a.sin_port = htons((unsigned short)port_of(l));
     T(connect(c, (void *)&a, sizeof a));
     T(listen(l, 5));
-    T(option(l, SOL_SOCKET, SO_ACCEPTCONN));
     T(events(l));
     close(c);
     c = socket(AF_INET, SOCK_STREAM, 0);
@@ -171,7 +170,6 @@ static void tcp(void)
     T(option(c, SOL_SOCKET, SO_DOMAIN));
     T(option(c, SOL_SOCKET, SO_PROTOCOL));
     T(option(c, SOL_SOCKET, SO_ERROR));
-    T(option(c, SOL_SOCKET, SO_ACCEPTCONN));
     struct timeval tv = {0, 30000}, back;
     n = sizeof back;
     T(setsockopt(c, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof tv));
