@@ -165,11 +165,14 @@ s64 chan_write(struct file *f, struct io *io, u32 msg, s64 pos UNUSED)
 
 s64 chan_ioctl(struct file *f, u64 cmd, u64 arg)
 {
-    struct chan *c = STREAM(f)->rx;
-    u32 n = c ? chan_used(c) : 0;
+    struct stream *s = STREAM(f);
+    struct chan *c = s->rx;
     struct io io;
-    if (n && c->frames) {            /* of the first one */
-        io_kernel(&io, &n, 2);
+    if (s->sock && s->sock->frx && !chan_used(c))
+        c = s->sock->frx;
+    u32 n = c ? chan_used(c) : 0;
+    if (n && s->sock && s->sock->type == SOCK_DGRAM) {
+        io_kernel(&io, &n, 2);       /* of the first one */
         chan_copy(c, *c->tail, &io, 2, 1);
         n = (u16)n;
     }
