@@ -77,6 +77,40 @@ def test_the_real_sdks(agent: Agentfw, model: MockLLMThread) -> None:
     assert (done.stdout, done.stderr) == ("echo: hi\n" * 3, "")
 
 
+CLIENTS = """if True:
+    import os, asyncio
+    import aiohttp, httpx, openai, requests, urllib3, uvloop
+    url, key = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    more = {"json": body, "headers": {"Authorization": "Bearer " + key}}
+    target = url + "/chat/completions"
+    said = lambda reply: print(reply["choices"][0]["message"]["content"])
+    said(requests.post(target, **more).json())
+    said(urllib3.request("POST", target, **more).json())
+    said(httpx.post(target, **more).json())
+    async def with_aiohttp():
+        async with aiohttp.ClientSession() as session, session.post(target, **more) as reply:
+            said(await reply.json())
+    async def with_httpx():
+        async with httpx.AsyncClient() as client:
+            said((await client.post(target, **more)).json())
+    async def many():
+        async with openai.AsyncOpenAI() as client:
+            for reply in await asyncio.gather(*(client.chat.completions.create(**body) for _ in range(10))):
+                said(reply.model_dump())
+    for run in (asyncio.run, uvloop.run):
+        for job in (with_aiohttp, with_httpx, many):
+            run(job())
+"""
+
+
+def test_the_clients_people_use(agent: Agentfw, model: MockLLMThread) -> None:
+    """Each of them with asyncio's loop and with uvloop, none changed."""
+    done = agent("-c", CLIENTS)
+    assert (done.stdout, done.stderr) == ("echo: hi\n" * (3 + 2 * 12), "")
+    assert model.stats()["requests"] == 27
+
+
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
