@@ -33,6 +33,7 @@ from .snapshots import Progress, SnapshotStore, Template, TemplateError, cell_co
 CELL_VMS = 64
 """VMs that a cell holds at most; more slow each other down."""
 ACK_SECONDS = 60.0
+KILL_SECONDS = 5.0
 FRAME_MAX = 1 << 16
 _FIRST_PID = 1000
 
@@ -391,8 +392,9 @@ class Fleet:
             await asyncio.gather(*outputs)  # all it wrote, before its end is told
         finally:
             self._runs.discard(run)
-            if not run.exited.done():  # we are being cancelled
+            if not run.exited.done():  # we are being cancelled: the VM's number is free only when it has ended
                 run.kill()
+                await asyncio.wait([run.exited], timeout=KILL_SECONDS)
             for helper in helpers:
                 helper.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)

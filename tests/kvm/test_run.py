@@ -180,6 +180,16 @@ def test_the_second_ctrl_c_kills(started: Callable[..., subprocess.Popen[bytes]]
     assert process.wait(30) == 130
 
 
+def test_ctrl_c_twice_ends_it_even_if_nobody_reads(started: Callable[..., subprocess.Popen[bytes]]) -> None:
+    process = started(*RUN, "-c", "while True: print('y' * 10000)")
+    assert process.stdout is not None
+    process.stdout.read(100)
+    for _ in range(2):
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+
+
 def test_sigterm(started: Callable[..., subprocess.Popen[bytes]]) -> None:
     process = started(*RUN, "-n", "3", "-c", "import time; print('ready', flush=True); time.sleep(1000)")
     assert process.stdout is not None

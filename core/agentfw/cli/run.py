@@ -299,7 +299,8 @@ async def _run(options: Options, program: Sequence[str]) -> int:
     )
     stop = _Interrupts(fleet, asyncio.current_task(), options.quiet)
     for number in stop.SIGNALS:
-        loop.add_signal_handler(number, stop.received, number)
+        if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:  # nohup means it
+            loop.add_signal_handler(number, stop.received, number)
     started = time.monotonic()
     try:
         await runtime.start()
@@ -357,6 +358,8 @@ class _Interrupts:
         elif again:
             self.killed = True
             self._fleet.kill()
+            if self._task is not None:  # somebody may not be reading our output: do not wait for it
+                asyncio.get_running_loop().call_later(3.0, self._task.cancel)
         else:
             self._fleet.signal(number)
             if not self._quiet and number == signal.SIGINT and self._fleet.running:
