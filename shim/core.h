@@ -46,7 +46,6 @@ struct thread {                      /* what is used most lies in the first 128 
     u8 woken;                        /* wake() came before block() */
     u8 have_saved_mask;
     u8 on_upcall;                    /* contexts of this thread that an upcall stopped, counted in ctl.preempted */
-    u32 alt_flags;
     u64 alt_sp, alt_size;
     u8 *xsave;
     u64 stack_pointer, stack_top;    /* shim stack: saved while switched away; its top (= 8 mod 16) */

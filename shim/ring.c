@@ -1,8 +1,8 @@
 /* The rings: submissions and their completions. Layout and rules: abi.h. */
 #include "core.h"
 
-#define SQ ((volatile struct afw_sqe *)AFW_SQ)
-#define CQ ((volatile struct afw_cqe *)AFW_CQ)
+#define SQ ((struct afw_sqe *)AFW_SQ)
+#define CQ ((struct afw_cqe *)AFW_CQ)
 
 static u32 next_token;
 
@@ -26,7 +26,7 @@ s64 ring_call(u32 op, u64 a0, u64 a1, u64 a2, u64 a3, u64 a4, u64 a5)
     s64 res = 0;
     if (tail - CTL->sq_head >= AFW_SQ_LEN)
         OUT(AFW_PORT_KICK);          /* the host takes all of them */
-    volatile struct afw_sqe *e = &SQ[tail % AFW_SQ_LEN];
+    struct afw_sqe *e = &SQ[tail % AFW_SQ_LEN];
     e->op = (u16)op;
     e->flags = op / RING_POST;       /* AFW_SQE_NOREPLY */
     e->token = token;
@@ -51,7 +51,7 @@ s64 ring_call(u32 op, u64 a0, u64 a1, u64 a2, u64 a3, u64 a4, u64 a5)
         u32 head = CTL->cq_head;
         if (head == CTL->cq_tail)
             PANIC(4);
-        volatile struct afw_cqe *c = &CQ[head % AFW_CQ_LEN];
+        struct afw_cqe *c = &CQ[head % AFW_CQ_LEN];
         e = c->token == token ? 0 : e;
         res = c->res;
         CTL->cq_head = head + 1;
@@ -60,7 +60,7 @@ s64 ring_call(u32 op, u64 a0, u64 a1, u64 a2, u64 a3, u64 a4, u64 a5)
     return res;
 }
 
-void panic(u32 code, u32 line)
+__attribute__((noinline)) void panic(u32 code, u32 line)
 {
     CTL->panic_code = code;
     CTL->panic_line = line;

@@ -297,15 +297,6 @@ void thread_started(struct frame *f)
     signals_deliver(f, 0);
 }
 
-static void enlist(struct thread *t)
-{
-    t->next = threads;
-    t->prev = &threads;
-    threads->prev = &t->next;
-    threads = t;
-    n_threads++;
-}
-
 #define CLONE_VM 0x100
 #define CLONE_PARENT_SETTID 0x100000
 #define CLONE_CHILD_CLEARTID 0x200000
@@ -334,9 +325,11 @@ static s64 clone(u64 flags, u64 sp, u64 parent_tid, u64 child_tid, u64 tls)
         return -EINVAL;
     if (n_threads >= MAX_THREADS)
         return -EAGAIN;
-    if (((flags & CLONE_PARENT_SETTID) && !user_ok(parent_tid, 4, 1)) ||
-        ((flags & (CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID)) && !user_ok(child_tid, 4, 1)))
-        return -EFAULT;
+    u32 tid = next_tid + 1;
+    if (flags & CLONE_PARENT_SETTID)
+        copy_out(parent_tid, &tid, 4);
+    if (flags & CLONE_CHILD_SETTID)
+        copy_out(child_tid, &tid, 4);
     /* One block: thread, extended state, shim stack. kalloc() puts 16 bytes before it. */
     u64 state = (sizeof(struct thread) + 64 + CTL->xsave_size + 63) & ~63ul;
     u64 size = ((state + KSTACK + 16 + PAGE - 1) & ~(PAGE - 1)) - 16;
@@ -358,18 +351,19 @@ static s64 clone(u64 flags, u64 sp, u64 parent_tid, u64 child_tid, u64 tls)
     xsave(t->xsave);
     t->fs = flags & CLONE_SETTLS ? tls : get_fs();
     t->gs = get_gs();
-    t->tid = ++next_tid;
+    t->tid = next_tid = tid;
     t->mask = current->mask;
     memcpy(t->name, current->name, sizeof t->name);
-    if (flags & CLONE_PARENT_SETTID)
-        AT(u32, parent_tid) = t->tid;
-    if (flags & CLONE_CHILD_SETTID)
-        AT(u32, child_tid) = t->tid;
     if (flags & CLONE_CHILD_CLEARTID)
         t->clear_tid = child_tid;
-    enlist(t);
+    t->next = threads;
+    t->prev = &threads;
+    if (threads)                     /* (even the main thread may have ended) */
+        threads->prev = &t->next;
+    threads = t;
+    n_threads++;
     enqueue(t);
-    return t->tid;
+    return tid;
 }
 
 s64 sys_clone(u64 flags, u64 sp, u64 parent_tid, u64 child_tid, u64 tls)

@@ -22,7 +22,9 @@ typedef uint32_t u32;
 typedef uint16_t u16;
 typedef uint8_t u8;
 
-extern volatile struct afw_ctl ctl_page;             /* shim.ld puts it at AFW_CTL: RIP-relative access is a byte shorter */
+/* shim.ld puts it at AFW_CTL: RIP-relative access is a byte shorter. Not volatile: what the host changes it changes at an `out`,
+ * which clobbers memory, or it does not matter when it is seen. */
+extern struct afw_ctl ctl_page;
 #define CTL (&ctl_page)
 #define WIN ((volatile struct afw_window *)AFW_WINDOW)
 #define NEVER (~(u64)0)

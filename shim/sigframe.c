@@ -25,18 +25,17 @@ struct sigframe {
 #define XSAVE_HEADER 512
 #define SS_ONSTACK 1
 #define SS_DISABLE 2
-#define SS_AUTODISARM 0x80000000u
 #define FLAGS_USER 0x40dd5ul         /* that a handler may change on return: AC OF DF TF SF ZF AF PF CF */
 #define DF_TF_RF 0x10500ul
 
 static int on_altstack(struct thread *t, u64 sp)
 {
-    return t->alt_size && !(t->alt_flags & SS_AUTODISARM) && sp - t->alt_sp <= t->alt_size && sp > t->alt_sp;
+    return sp - t->alt_sp - 1 < t->alt_size;
 }
 
 static u32 alt_state(struct thread *t, u64 sp)
 {
-    return (t->alt_flags & SS_AUTODISARM) | (!t->alt_size ? SS_DISABLE : on_altstack(t, sp) ? SS_ONSTACK : 0);
+    return !t->alt_size ? SS_DISABLE : on_altstack(t, sp) ? SS_ONSTACK : 0;
 }
 
 void sigframe_info(u64 out, const struct sigq *q)
@@ -116,8 +115,6 @@ s64 sigframe_push(struct frame *f, const struct action *a, const struct sigq *in
     memcpy(blank, initial, sizeof initial);
     xrstor(blank);
 
-    if (t->alt_flags & SS_AUTODISARM)
-        t->alt_size = t->alt_flags = 0;
     f->rdi = (u64)info->sig;
     f->rsi = (u64)s->info;
     f->rdx = (u64)&s->uc_flags;
@@ -131,15 +128,14 @@ s64 sigframe_push(struct frame *f, const struct action *a, const struct sigq *in
 static s64 set_altstack(u64 sp, u32 flags, u64 size)
 {
     struct thread *t = current;
-    if (flags & ~(SS_AUTODISARM | SS_DISABLE | SS_ONSTACK))
+    if (flags & ~(SS_DISABLE | SS_ONSTACK))
         return -EINVAL;
     if (flags & SS_DISABLE)
-        sp = size = flags = 0;
+        sp = size = 0;
     else if (size < 2048)
         return -ENOMEM;
     t->alt_sp = sp;
     t->alt_size = size;
-    t->alt_flags = flags & SS_AUTODISARM;
     return 0;
 }
 
@@ -176,18 +172,11 @@ s64 sys_rt_sigreturn(void)
 s64 sys_sigaltstack(u64 new, u64 old)
 {
     struct thread *t = current;
-    u64 sp = user_frame()->rsp;
-    u64 was[3] = {t->alt_sp, alt_state(t, sp), t->alt_size};
-    if ((new && !user_ok(new, 24, 0)) || (old && !user_ok(old, 24, 1)))
-        return -EFAULT;
+    u64 sp = user_frame()->rsp, is[3], was[3] = {t->alt_sp, alt_state(t, sp), t->alt_size};
+    s64 r = 0;
     if (new) {
-        if (on_altstack(t, sp))
-            return -EPERM;
-        s64 r = set_altstack(AT(u64, new), AT(u32, new + 8), AT(u64, new + 16));
-        if (r)
-            return r;
+        copy_in(is, new, sizeof is);
+        r = on_altstack(t, sp) ? -EPERM : set_altstack(is[0], (u32)is[1], is[2]);
     }
-    if (old)
-        memcpy((void *)old, was, sizeof was);
-    return 0;
+    return r || !old ? r : copy_out(old, was, sizeof was);
 }
