@@ -119,6 +119,7 @@ void itimer_expire(u64 now);
 /* time.c */
 void put_timeval(u64 user, u64 ns);  /* or the call ends with EFAULT */
 u64 cpu_time(void);                  /* of the VM, ns */
+void cpu_time_restart(void);         /* booted or restored */
 
 /* misc.c */
 void limits_init(void);

@@ -95,7 +95,9 @@ static void restored(void)
         AT(u32, main_thread.clear_tid) = pid;
     main_thread.tid = pid;
     random_reseed();
+    cpu_time_restart();
     cpu_at_switch = cpu_time();
+    main_thread.cpu_ns = 0;
     io_restored();
 }
 
@@ -460,6 +462,7 @@ void shim_main(void)
     generation = CTL->generation;
     mm_init();
     limits_init();
+    cpu_time_restart();
     random_reseed();
     note_alone();
     io_init();

@@ -23,16 +23,24 @@ u64 deadline_after(u64 ns)
 }
 
 /* What the host counted at the last entry, and the time since we first saw that count. */
+static u64 counted, since, shown;
+
+void cpu_time_restart(void)
+{
+    counted = CTL->cpu_ns;
+    since = now_mono();
+    shown = 0;
+}
+
 u64 cpu_time(void)
 {
-    static u64 counted, since, shown;
     u64 now = now_mono();
     if (CTL->cpu_ns != counted) {
         counted = CTL->cpu_ns;
         since = now;
     }
     u64 t = counted + (now - since);
-    if (t < shown && shown - t < BILLION)
+    if (t < shown)
         t = shown;                   /* our estimate was ahead */
     return shown = t;
 }

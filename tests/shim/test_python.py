@@ -57,11 +57,13 @@ def python(*args: str, memory: int = 512 << 20, kill: int = 0, at: bytes = b"sta
 
         async def pump(index: int) -> None:
             flow = cell.stream(0, index + 1)
+            sent = not kill or index
             while data := await flow.receive():
                 texts[index] += data
-                if kill and index == 0 and at in texts[0]:
+                if not sent and at in texts[0]:
                     await asyncio.sleep(0.05)
                     cell.signal(0, kill)
+                    sent = True
 
         try:
             cell.boot(0)

@@ -268,6 +268,7 @@ void vm_run(struct machine *m)
                 s->restore_ns = clock_mono() - m->command_ns;
                 m->command_ns = 0;
             }
+            vm->ctl->cpu_ns = m->cpu_ns;
             r = ioctl(vm->vcpu_fd, KVM_RUN, 0);
             e = errno;
             m->io_pending = false;
