@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -111,6 +113,7 @@ def test_restored_pythons_differ_where_they_must(tmp_path):
 def test_ready_refuses_with_files_open(tmp_path):
     code = """
 import os
+import subprocess
 keep = open("/etc/passwd")
 try:
     os.open("/dev/agentfw", os.O_RDWR)
@@ -137,6 +140,7 @@ os._exit(0)
 def test_memory_limit_is_a_memory_error(tmp_path):
     code = """
 import os
+import subprocess
 hold = []
 try:
     while True:
@@ -158,6 +162,61 @@ except MemoryError:
             async with asyncio.timeout(10):
                 assert await output(cell, 0) == b"True\n"
             assert cell.statistics(0).memory_committed <= 256 << 20
+        finally:
+            await cell.close()
+
+    asyncio.run(main())
+
+
+def test_the_clock_of_a_program_that_never_waits():
+    """It is corrected while the program runs, and never goes back."""
+    code = """
+import os, time
+first = last = time.monotonic_ns()
+back = 0
+while last - first < 2_500_000_000:
+    now = time.monotonic_ns()
+    back += now < last
+    last = now
+print(first, last, back, flush=True)
+os._exit(0)
+"""
+
+    async def main():
+        recorder = bare.Recorder()
+        cell = await Cell.start(config(code), recorder)
+        try:
+            before = time.monotonic_ns()
+            cell.boot(0)
+            await recorder.until(lambda: recorder.exits or recorder.failed, 60)
+            after = time.monotonic_ns()
+            async with asyncio.timeout(10):
+                first, last, back = map(int, (await output(cell, 0)).split())
+            assert before < first < last < after
+            assert back == 0
+        finally:
+            await cell.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_cell_runs_as_another_user(monkeypatch):
+    """As on a machine where agentfw is no root's: only the cell, since this one's checkout may be root's alone."""
+    popen = subprocess.Popen
+
+    def as_nobody(*args, **options):
+        return popen(*args, **options, user=65534, group=65534, extra_groups=[])
+
+    monkeypatch.setattr(subprocess, "Popen", as_nobody)
+
+    async def main():
+        recorder = bare.Recorder()
+        cell = await Cell.start(config("print('hello')"), recorder)
+        try:
+            cell.boot(0)
+            await recorder.until(lambda: recorder.exits or recorder.failed, 60)
+            assert recorder.exits[0].code == 0, recorder.exits
         finally:
             await cell.close()
 

@@ -199,7 +199,8 @@ static int limit(int resource, rlim_t value)
 
 int jail_late(char *error, size_t size)
 {
-    if (limit(RLIMIT_CORE, 0) || limit(RLIMIT_NPROC, 0) || limit(RLIMIT_NOFILE, 65536) || limit(RLIMIT_MSGQUEUE, 0)) {
+    /* Not RLIMIT_NPROC: Linux 6.13 and later start a kernel thread a VM in our name, and no other call can make a thread. */
+    if (limit(RLIMIT_CORE, 0) || limit(RLIMIT_NOFILE, 65536) || limit(RLIMIT_MSGQUEUE, 0)) {
         snprintf(error, size, "rlimits: %s", strerror(errno));
         return -1;
     }

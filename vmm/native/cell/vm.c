@@ -9,6 +9,7 @@
 #include <unistd.h>
 #include "machine.h"
 
+#define CLOCK_AGE 1000000000ull                  /* ns; NTP slews by at most 500 ppm: half a millisecond */
 #define EXIT_ON_EMULATION_FAILURE 204            /* KVM_CAP_ */
 #define EXIT_MEMORY_FAULT 39                     /* KVM_EXIT_MEMORY_FAULT, Linux 6.8 */
 
@@ -283,6 +284,9 @@ void vm_run(struct machine *m)
                 s->exits_signal++;
                 sites_backstop(vm);
                 vm_counters(m);
+                /* A program that never waits gets its clock here; the shim may be in the middle of reading it. */
+                if (!rip_in_shim(run->s.regs.regs.rip) && clock_mono() - m->clock_mono_base > CLOCK_AGE)
+                    clock_refresh(m);
                 m->slice_over = true;
                 return;
             }
@@ -300,7 +304,9 @@ void vm_run(struct machine *m)
         }
         if (serve_exit(m) == LEAVE)
             return;
-        if (runner_wanted(vm->runner))
+        if (runner_wanted(vm->runner)) {
+            m->slice_over |= runner_tick;
             return;
+        }
     }
 }
