@@ -62,7 +62,7 @@ def test_random_operations(bare_cell, guest):
     async def main():
         recorder = bare.Recorder()
         cell = await Cell.start(bare.config(program, vms=4, memory=192 << 20), recorder, bare_cell)
-        ends = []
+        ends, done = [], []
         try:
             for _ in range(6):
                 recorder.exits.clear()
@@ -75,15 +75,15 @@ def test_random_operations(bare_cell, guest):
                 await recorder.until(lambda: len(recorder.exits) == 4 or recorder.failed, 60)
                 assert not recorder.failed
                 ends += [(end.kind, end.text) for end in recorder.exits.values()]
+                done.append(sum(cell.statistics(vm).ring_ops for vm in range(4)))
         finally:
             await cell.close()
-        return ends
+        return ends, done
 
-    ends = asyncio.run(main())
-    kinds = {kind for kind, _ in ends}
+    ends, done = asyncio.run(main())
     other = [end for end in ends if end[0] not in ("code", "signal", "hostile", "memory", "killed")]
     assert not other
-    assert "code" in kinds, ends  # some got through all of it
+    assert sum(done) > 1000, ends  # most VMs get far, a lie about an index ends some early
 
 
 def test_random_control_page(bare_cell, guest):
