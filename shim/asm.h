@@ -23,9 +23,9 @@
 #define USER_RFLAGS 0x3202           /* IOPL 3 (for `out`), IF */
 
 /* struct frame (core.h) */
-#define F_RAX 80
-#define F_RIP 128
-#define F_RFLAGS 144
+#define F_R12 32
+#define F_RBP 80
+#define F_RAX 104
 #define F_SIZE 168
 
 #define SYSCALLS 453                 /* the table ends here, and leaves out GAP numbers from GAP_START on */

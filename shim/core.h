@@ -17,7 +17,7 @@ enum {
 
 /* User registers as the entries push them; the tail is what iretq takes. */
 struct frame {
-    u64 r15, r14, r13, r12, rbp, rbx, r11, r10, r9, r8, rax, rcx, rdx, rsi, rdi;
+    u64 r8, r9, r10, r11, r12, r13, r14, r15, rdi, rsi, rbp, rbx, rdx, rax, rcx;   /* in the order of struct sigcontext */
     u64 orig_rax;                    /* syscall number; NO_SYSCALL: the registers are to be taken as they are */
     u64 rip, cs, rflags, rsp, ss;
 };
@@ -103,7 +103,7 @@ s64 copy_out(u64 to, const void *from, u64 n);
 s64 copy_out_word(u64 to, u64 value);                /* 8 bytes */
 
 /* futex.c */
-u64 futex_wake(u64 addr, u64 n, u32 bitset);
+s64 futex_wake(u64 addr, u64 n, u32 bitset);
 void futex_robust(struct thread *t);
 
 /* signal.c */

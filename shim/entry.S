@@ -1,22 +1,22 @@
 /* Ways into the shim and out of it. RIP in here is never preempted (shim text), so one static word can hold the user's RSP. */
 #include "asm.h"
 
-    .macro push_rest                 /* all but what is on the stack already: struct frame from rdi down */
-    push %rdi
-    push %rsi
-    push %rdx
+    .macro push_rest                 /* all but what is on the stack already: struct frame up to rcx */
     push %rcx
     push %rax
-    push %r8
-    push %r9
-    push %r10
-    push %r11
+    push %rdx
     push %rbx
     push %rbp
-    push %r12
-    push %r13
-    push %r14
+    push %rsi
+    push %rdi
     push %r15
+    push %r14
+    push %r13
+    push %r12
+    push %r11
+    push %r10
+    push %r9
+    push %r8
     .endm
 
     .section .entry, "ax"
@@ -67,16 +67,18 @@ out:
     or attention, %ecx
     or CTL_TRACE, %ecx
     jnz 3f
-    mov 56(%rsp), %r10               /* the callee-saved ones are as they were */
-    mov 64(%rsp), %r9
-    mov 72(%rsp), %r8
-    mov 96(%rsp), %rdx
-    mov 104(%rsp), %rsi
-    mov 112(%rsp), %rdi
-    mov F_RFLAGS(%rsp), %r11
-    add $F_RIP, %rsp
+    pop %r8                          /* the callee-saved ones are as they were, and RAX is the result */
+    pop %r9
+    pop %r10
+    add $40, %rsp
+    pop %rdi
+    pop %rsi
+    add $16, %rsp
+    pop %rdx
+    add $24, %rsp
     pop %rcx
     add $8, %rsp
+    mov (%rsp), %r11
     popfq
     pop %rsp
     jmp *%rcx
@@ -115,31 +117,31 @@ fail:
     mov (%rsp), %rdx
     test %rdx, %rdx
     cmovnz %rdx, %rax
-8:  mov 16(%rsp), %r15
-    mov 24(%rsp), %r14
-    mov 32(%rsp), %r13
-    mov 40(%rsp), %r12
-    mov 48(%rsp), %rbp
-    mov 56(%rsp), %rbx
+8:  mov 16 + F_R12(%rsp), %r12
+    mov 24 + F_R12(%rsp), %r13
+    mov 32 + F_R12(%rsp), %r14
+    mov 40 + F_R12(%rsp), %r15
+    mov 16 + F_RBP(%rsp), %rbp
+    mov 24 + F_RBP(%rsp), %rbx
     jmp out
 3:  mov %rsp, %rdi
     call syscall_slow
 full_exit:
-    pop %r15
-    pop %r14
-    pop %r13
+    pop %r8
+    pop %r9
+    pop %r10
+    pop %r11
     pop %r12
+    pop %r13
+    pop %r14
+    pop %r15
+    pop %rdi
+    pop %rsi
     pop %rbp
     pop %rbx
-    pop %r11
-    pop %r10
-    pop %r9
-    pop %r8
+    pop %rdx
     pop %rax
     pop %rcx
-    pop %rdx
-    pop %rsi
-    pop %rdi
     add $8, %rsp
     iretq
 

@@ -1,87 +1,63 @@
 /* futex(2). One process, so private and shared are the same and the key is the address. */
 #include "core.h"
 
-struct futex_waiter {                /* on the waiting thread's stack */
-    struct futex_waiter *next, **prev;   /* prev = 0: was woken */
-    struct thread *thread;
+struct futex_waiter {                /* on the waiting thread's stack; w.prev = 0: was woken */
+    struct waiter w;
     u64 addr;
     u32 bitset;
 };
 #define BUCKETS 256
-static struct futex_waiter *bucket[BUCKETS];
+static struct waitq bucket[BUCKETS];
 
-static struct futex_waiter **bucket_of(u64 addr)
+static struct waitq *bucket_of(u64 addr)
 {
     return &bucket[(addr >> 2 ^ addr >> 10) % BUCKETS];
 }
 
-/* At the end: first come, first served. */
-static void insert(struct futex_waiter *w)
+/* Wakes n of them and moves `moves` more to another address. -> both together */
+static s64 futex_pass(u64 addr, u64 n, u32 bitset, u64 moves, u64 to)
 {
-    struct futex_waiter **p = bucket_of(w->addr);
-    while (*p)
-        p = &(*p)->next;
-    w->next = 0;
-    w->prev = p;
-    *p = w;
-}
-
-static void extract(struct futex_waiter *w)
-{
-    *w->prev = w->next;
-    if (w->next)
-        w->next->prev = w->prev;
-    w->prev = 0;
-}
-
-u64 futex_wake(u64 addr, u64 n, u32 bitset)
-{
-    u64 done = 0;
-    for (struct futex_waiter *w = *bucket_of(addr), *next; w && done < n; w = next) {
+    s64 done = 0;
+    for (struct waiter *w = bucket_of(addr)->first, *next; w && n + moves; w = next) {
+        struct futex_waiter *f = (struct futex_waiter *)w;
         next = w->next;
-        if (w->addr == addr && (w->bitset & bitset)) {
-            extract(w);
+        if (f->addr != addr || !(f->bitset & bitset))
+            continue;
+        waitq_del(w);
+        done++;
+        if (n) {
+            n--;
             wake(w->thread);
-            done++;
+        } else {
+            struct thread *t = w->thread;
+            moves--;
+            f->addr = to;
+            waitq_add(bucket_of(to), w);
+            w->thread = t;
         }
     }
     return done;
+}
+
+s64 futex_wake(u64 addr, u64 n, u32 bitset)
+{
+    return futex_pass(addr, n, bitset, 0, 0);
 }
 
 static s64 futex_wait(u64 addr, u32 value, u32 bitset, u64 deadline)
 {
-    if (!bitset)
-        return -EINVAL;
+    struct futex_waiter f = {.addr = addr, .bitset = bitset};
+    int r;
     if (AT(volatile u32, addr) != value)
         return -EAGAIN;
-    struct futex_waiter w = {.thread = current, .addr = addr, .bitset = bitset};
-    insert(&w);
-    int r;
+    waitq_add(bucket_of(addr), &f.w);
     do
         r = block(deadline);
-    while (!r && w.prev);            /* woken, but not by a futex_wake() */
-    if (!w.prev)
+    while (!r && f.w.prev);          /* woken, but not by a futex_wake() */
+    if (!f.w.prev)
         return 0;
-    extract(&w);
+    waitq_del(&f.w);
     return r == -EINTR && deadline == NEVER ? -ERESTARTSYS : r;
-}
-
-static s64 futex_requeue(u64 from, u64 to, u64 n_wake, u64 n_move)
-{
-    s64 done = (s64)futex_wake(from, n_wake, ~0u);
-    for (struct futex_waiter *w = *bucket_of(from), *next; w && n_move; w = next) {
-        next = w->next;
-        if (w->addr == from) {
-            extract(w);
-            w->addr = to;
-            insert(w);
-            n_move--;
-            done++;
-            if (from == to)
-                break;
-        }
-    }
-    return done;
 }
 
 enum { WAIT = 0, WAKE = 1, REQUEUE = 3, CMP_REQUEUE = 4, WAIT_BITSET = 9, WAKE_BITSET = 10 };
@@ -91,37 +67,33 @@ enum { WAIT = 0, WAKE = 1, REQUEUE = 3, CMP_REQUEUE = 4, WAIT_BITSET = 9, WAKE_B
 
 s64 sys_futex(u64 addr, u64 op, u64 value, u64 timeout, u64 addr2, u64 value3)
 {
-    u32 command = (u32)op & ~(CLOCK_REALTIME_FLAG | PRIVATE_FLAG);
+    u32 command = (u32)op & ~(CLOCK_REALTIME_FLAG | PRIVATE_FLAG), bitset = command < WAIT_BITSET ? ~0u : (u32)value3;
     u64 deadline = NEVER;
     if (command > WAKE_BITSET || !(SERVED >> command & 1))
         return -ENOSYS;
-    if (addr & 3)
+    if (addr % 4 || !bitset)
         return -EINVAL;
     if (!user_ok(addr, 4, 0))
         return -EFAULT;
-    switch (command) {
-    case WAIT:
-    case WAIT_BITSET:
-        if (timeout) {
-            s64 r = read_timespec(timeout, &deadline);
-            if (r)
-                return r;
-            if (command == WAIT)
-                deadline = deadline_after(deadline);
-            else if (op & CLOCK_REALTIME_FLAG)
-                deadline = deadline > CTL->real_offset ? deadline - CTL->real_offset : 0;
-        }
-        return futex_wait(addr, (u32)value, command == WAIT ? ~0u : (u32)value3, deadline);
-    case WAKE:
-        return (s64)futex_wake(addr, (u32)value, ~0u);
-    case WAKE_BITSET:
-        return value3 ? (s64)futex_wake(addr, (u32)value, (u32)value3) : -EINVAL;
+    if (command == WAKE || command == WAKE_BITSET)
+        return futex_wake(addr, (u32)value, bitset);
+    if (command == REQUEUE || command == CMP_REQUEUE) {
+        if (addr2 == addr || addr2 % 4)
+            return -EINVAL;
+        if (command == CMP_REQUEUE && AT(volatile u32, addr) != (u32)value3)
+            return -EAGAIN;
+        return futex_pass(addr, (u32)value, ~0u, (u32)timeout, addr2);
     }
-    if (addr2 & 3)
-        return -EINVAL;
-    if (command == CMP_REQUEUE && AT(volatile u32, addr) != (u32)value3)
-        return -EAGAIN;
-    return futex_requeue(addr, addr2, (u32)value, (u32)timeout);
+    if (timeout) {
+        s64 r = read_timespec(timeout, &deadline);
+        if (r)
+            return r;
+        if (command == WAIT)
+            deadline = deadline_after(deadline);
+        else if (op & CLOCK_REALTIME_FLAG)
+            deadline = deadline > CTL->real_offset ? deadline - CTL->real_offset : 0;
+    }
+    return futex_wait(addr, (u32)value, bitset, deadline);
 }
 
 /* ---- robust lists: a thread dies with mutexes held ---- */

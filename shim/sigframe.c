@@ -2,12 +2,14 @@
 #include "sig.h"
 
 struct context {                     /* struct sigcontext_64 */
-    u64 r8, r9, r10, r11, r12, r13, r14, r15, rdi, rsi, rbp, rbx, rdx, rax, rcx, rsp, rip, eflags;
+    u64 general[15], rsp, rip, eflags;
     u16 cs, gs, fs, ss;
     u64 err, trapno, oldmask, cr2, fpstate;
     u64 from_upcall;                 /* reserved to the kernel: the context was stopped by an upcall */
     u64 reserved[7];
 };
+#define GENERAL offsetof(struct context, rsp)        /* what comes first, and in the order of struct frame */
+
 struct sigframe {
     u64 restorer;
     u64 uc_flags, uc_link;           /* struct ucontext */
@@ -56,26 +58,6 @@ void sigframe_restart(struct frame *f)
     f->orig_rax = NO_SYSCALL;
 }
 
-static void copy_registers(struct context *c, struct frame *f, int restore)
-{
-    static const u8 where[] = {      /* of each word of struct context up to eflags, in struct frame */
-        offsetof(struct frame, r8), offsetof(struct frame, r9), offsetof(struct frame, r10), offsetof(struct frame, r11),
-        offsetof(struct frame, r12), offsetof(struct frame, r13), offsetof(struct frame, r14), offsetof(struct frame, r15),
-        offsetof(struct frame, rdi), offsetof(struct frame, rsi), offsetof(struct frame, rbp), offsetof(struct frame, rbx),
-        offsetof(struct frame, rdx), offsetof(struct frame, rax), offsetof(struct frame, rcx), offsetof(struct frame, rsp),
-        offsetof(struct frame, rip), offsetof(struct frame, rflags)};
-    u64 *words = (u64 *)c;
-    for (unsigned i = 0; i < sizeof where; i++) {
-        u64 *r = (u64 *)((u8 *)f + where[i]);
-        if (!restore)
-            words[i] = *r;
-        else if (i == sizeof where - 1)
-            *r = (*r & ~FLAGS_USER) | (words[i] & FLAGS_USER);
-        else
-            *r = words[i];
-    }
-}
-
 s64 sigframe_push(struct frame *f, const struct action *a, const struct sigq *info, u64 old, int upcall)
 {
     struct thread *t = current;
@@ -93,7 +75,10 @@ s64 sigframe_push(struct frame *f, const struct action *a, const struct sigq *in
     s->alt_sp = t->alt_sp;
     s->alt_flags = alt_state(t, f->rsp);
     s->alt_size = t->alt_size;
-    copy_registers(&s->c, f, 0);
+    memcpy(&s->c, f, GENERAL);
+    s->c.rsp = f->rsp;
+    s->c.rip = f->rip;
+    s->c.eflags = f->rflags;
     s->c.cs = 0x33;
     s->c.ss = 0x2b;
     s->c.cr2 = info->a;
@@ -148,7 +133,10 @@ s64 sys_rt_sigreturn(void)
     if (!user_ok((u64)s, sizeof *s, 0))
         die(SIGSEGV);
     u64 fp = s->c.fpstate;
-    copy_registers(&s->c, f, 1);
+    memcpy(f, &s->c, GENERAL);
+    f->rsp = s->c.rsp;
+    f->rip = s->c.rip;
+    f->rflags = (f->rflags & ~FLAGS_USER) | (s->c.eflags & FLAGS_USER);
     f->orig_rax = NO_SYSCALL;
     t->mask = s->mask & ~(SIGSET(SIGKILL) | SIGSET(SIGSTOP));
     set_altstack(s->alt_sp, s->alt_flags, s->alt_size);
