@@ -2,50 +2,43 @@
 #include "io.h"
 
 #define NAME_MAX_LEN 110             /* struct sockaddr_un */
-static const u8 mapped[12] = {[10] = 0xff, [11] = 0xff};
+#define V4 0xffff0000                /* low half of ip[1] for an IPv4 address */
 static const u8 own4[4] = {10, 0, 2, 15};
-static const u8 own6[16] = {0xfd, [15] = 15};        /* unique local: getaddrinfo() sorts IPv4 first, as it should here */
+static const u64 own6[2] = {0xfd, 15ul << 56};       /* fd00::f, unique local: getaddrinfo() sorts IPv4 first, as it should here */
 
-int addr_v4(const u8 *ip) { return !memcmp(ip, mapped, 12); }
+int addr_v4(const struct addr *a) { return !a->ip[0] && (u32)a->ip[1] == V4; }
+int addr_any(const struct addr *a) { return !a->ip[0] && (!a->ip[1] || a->ip[1] == V4); }
 
-void addr_map4(u8 *ip, const void *v4)
+void addr_set(struct addr *a, int v4, const void *ip)
 {
-    memcpy(ip, mapped, 12);
-    memcpy(ip + 12, v4, 4);
+    a->ip[0] = 0;
+    a->ip[1] = V4;
+    memcpy(a->b + (v4 ? 12 : 0), ip, v4 ? 4 : 16);
 }
 
-static int zero(const u8 *p, u32 n)
+void *addr_ip(const struct addr *a, u32 *n)
 {
-    while (n && !*p++)
-        n--;
-    return !n;
-}
-
-int addr_any(const struct addr *a)
-{
-    return zero(a->b, 16) || (addr_v4(a->b) && zero(a->b + 12, 4));
+    *n = addr_v4(a) ? 4 : 16;
+    return (void *)(a->b + 16 - *n);
 }
 
 int addr_local(const struct addr *a)
 {
-    const u8 *b = a->b;
-    if (addr_v4(b))
-        return b[12] == 127 || addr_any(a) || !memcmp(b + 12, own4, 4);
-    return (zero(b, 15) && b[15] < 2) || !memcmp(b, own6, 16);
+    if (addr_any(a))
+        return 1;
+    if (addr_v4(a))
+        return a->b[12] == 127 || *(u32 *)(a->b + 12) == *(u32 *)own4;
+    return (a->ip[0] == own6[0] && a->ip[1] == own6[1]) || (!a->ip[0] && a->ip[1] == 1ul << 56);
 }
 
 /* Our address as the other side at `to` sees it. */
 void sock_source(struct sock *s, const struct addr *to, struct addr *out)
 {
+    int v4 = addr_v4(to);
+    u32 n;
     *out = s->local;
-    if (s->domain == AF_UNIX || !addr_any(out))
-        return;
-    if (addr_local(to))
-        memcpy(out->b, to->b, 16);
-    else if (addr_v4(to->b))
-        addr_map4(out->b, own4);
-    else
-        memcpy(out->b, own6, 16);
+    if (s->domain != AF_UNIX && addr_any(out))
+        addr_set(out, v4, addr_local(to) ? addr_ip(to, &n) : v4 ? own4 : (void *)own6);
 }
 
 /* Where a name's bytes lie in the C library's structures: the first byte, and how many. */
@@ -85,10 +78,7 @@ void addr_get(u32 domain, u64 user, u64 len, struct addr *out)
     }
     out->len = 0;
     out->port = swap(*(u16 *)(name + 2));
-    if (domain == AF_INET)
-        addr_map4(out->b, name + at);
-    else
-        memcpy(out->b, name + at, n);
+    addr_set(out, domain == AF_INET, name + at);
 }
 
 s64 addr_put(u32 domain, const struct addr *a, u64 user, u64 user_len)

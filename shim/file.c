@@ -9,7 +9,7 @@
 
 #define AHEAD 0x4000
 #define FRESH 2000000                /* ns */
-#define AT_END (1ul << 63)           /* place after an append: where the end is */
+#define AT_END NEVER                 /* place after an append, and PWRITE's: where the end is */
 
 struct stamp {
     u64 changes, at;
@@ -19,9 +19,9 @@ struct ringfile {
     u64 handle;
     u64 place;
     u64 next;                        /* where the last read ended */
-    u8 *ahead;                       /* AHEAD bytes, [ahead_at, ahead_end) of the file */
-    u64 ahead_at, ahead_end;
-    u64 end;                         /* the end as `read` saw it */
+    u8 *ahead;                       /* AHEAD bytes, of them ahead_n from ahead_at on */
+    u64 ahead_at, ahead_n;
+    u64 last;                        /* 1: the file ends behind those bytes */
     struct stamp read, stat;
     struct stat st;
 };
@@ -108,34 +108,29 @@ static u64 place(struct file *f)
 static s64 read_piece(struct file *f, u64 piece, u64 len, u64 at)
 {
     struct ringfile *r = RING(f);
-    int plain = S_ISREG(r->st.st_mode) && !(r->f.flags & O_ACCMODE);
-    u64 into = piece, want = len;
-    if (fresh(&r->read)) {
-        if (at - r->ahead_at < r->ahead_end - r->ahead_at) {
-            len = min64(len, r->ahead_end - at);
-            copy_out(piece, r->ahead + (at - r->ahead_at), len);
-            return len;
-        }
-        if (at == r->end)
-            return 0;
+    u64 off = at - r->ahead_at, into = piece, want = len;
+    s64 n;
+    if (fresh(&r->read) && off < r->ahead_n + r->last) {
+        n = min64(len, r->ahead_n - off);
+        copy_out(piece, r->ahead + off, n);
+        return n;
     }
-    if (plain && len < AHEAD && at && at == r->next) {
+    if (f->dev && len < AHEAD && at && at == r->next) {
         if (!r->ahead)
             r->ahead = alloc(AHEAD);
         into = (u64)r->ahead;
         want = AHEAD;
     }
-    r->ahead_end = r->ahead_at = 0;
-    r->end = NEVER;
-    s64 n = handle_call(f, into, want, at, AFW_OP_PREAD);
-    if (plain) {
+    r->ahead_n = r->last = 0;        /* in case the call fails */
+    n = handle_call(f, into, want, at, AFW_OP_PREAD);
+    if (f->dev)
         stamp(&r->read);
-        if ((u64)n < want)
-            r->end = at + n;
-    }
-    if (into != piece) {
-        r->ahead_at = at;
-        r->ahead_end = at + n;
+    r->last = (u64)n < want;
+    r->ahead_at = at;
+    if (into == piece)
+        r->ahead_at += n;
+    else {
+        r->ahead_n = n;
         n = min64(n, len);
         copy_out(piece, r->ahead, n);
     }
@@ -145,24 +140,22 @@ static s64 read_piece(struct file *f, u64 piece, u64 len, u64 at)
 /* One piece after the other until one comes out short. */
 static s64 transfer(struct file *f, struct io *io, s64 pos, int write)
 {
-    u32 append = write ? f->flags & O_APPEND : 0;
-    u64 at = append ? NEVER : pos >= 0 ? (u64)pos : place(f);
-    s64 done = 0;
-    while (io->left) {
-        u64 len, piece = io_piece(io, &len);
-        s64 n = write ? handle_call(f, piece, len, at, AFW_OP_PWRITE) : read_piece(f, piece, len, at);
+    u64 at = write && f->flags & O_APPEND ? AT_END : pos >= 0 ? (u64)pos : place(f), len;
+    s64 n;
+    do {
+        if (!io->left)
+            break;
+        u64 piece = io_piece(io, &len);
+        n = write ? handle_call(f, piece, len, at, AFW_OP_PWRITE) : read_piece(f, piece, len, at);
         io_skip(io, n);
-        PROGRESS = done += n;
-        if (!append)
+        PROGRESS += n;
+        if (at != AT_END)
             at += n;
         if (pos < 0)
-            RING(f)->place = append ? AT_END : at;
-        if (!write)
-            RING(f)->next = at;
-        if ((u64)n < len)
-            break;
-    }
-    return done;
+            RING(f)->place = at;
+        RING(f)->next = at;
+    } while ((u64)n == len);
+    return PROGRESS;
 }
 
 static s64 ring_read(struct file *f, struct io *io, u32 msg UNUSED, s64 pos) { return transfer(f, io, pos, 0); }
@@ -191,7 +184,7 @@ void ring_void(struct file *f)
 s64 ring_open(u64 path, u64 len, u64 flags, u64 mode, u64 base)
 {
     struct ringfile *r = file_new(&ring_ops, flags);
-    r->handle = r->end = NEVER;
+    r->handle = NEVER;
     if (flags & (O_CREAT | O_TRUNC))
         files_changed++;
     s64 h = ring_call(AFW_OP_OPEN, path, len, flags & ~(u64)O_CLOEXEC, mode, base, (u64)&r->st);
@@ -201,6 +194,7 @@ s64 ring_open(u64 path, u64 len, u64 flags, u64 mode, u64 base)
     if (!(flags & O_PATH))
         r->f.flags |= 0100000;       /* O_LARGEFILE, as Linux shows it */
     stamp(&r->stat);
+    r->f.dev = S_ISREG(r->st.st_mode) && !(flags & O_ACCMODE);
     return fd_install(r, flags);
 }
 

@@ -41,7 +41,7 @@ static void *flow_chan(u32 i, int transmit, void *f)
 void flow_open(void *file, struct chan **both, u32 kind, const struct addr *to)
 {
     u64 deadline = deadline_after(4000000000);
-    const u64 *ip = (const u64 *)to->b;
+    const u64 *ip = to->ip;
     u32 i = AFW_FLOW_FIRST;
     while (owner[i] || __atomic_load_n(&WIN->flow[i].hstate, __ATOMIC_ACQUIRE) != AFW_H_FREE)
         if (++i == AFW_FLOWS) {      /* the worker frees closed ones soon */
@@ -53,7 +53,7 @@ void flow_open(void *file, struct chan **both, u32 kind, const struct addr *to)
     volatile struct afw_flow *f = &WIN->flow[i];
     f->tx_head = f->rx_tail = f->gflags = 0;
     f->kind = kind;
-    s64 r = addr_v4(to->b) ? ring_call(AFW_OP_FLOW_OPEN, i, kind, AF_INET, ip[1] >> 32, 0, to->port)
+    s64 r = addr_v4(to) ? ring_call(AFW_OP_FLOW_OPEN, i, kind, AF_INET, ip[1] >> 32, 0, to->port)
                            : ring_call(AFW_OP_FLOW_OPEN, i, kind, AF_INET6, ip[0], ip[1], to->port);
     if (r < 0)
         fail(r);

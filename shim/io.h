@@ -84,7 +84,7 @@ struct file {
     u32 refs;                        /* at 8: calls.S */
     u32 flags;                       /* O_* */
     u32 ino;
-    u32 dev;                         /* device files: which one */
+    u32 dev;                         /* device files: which one; ring files: 1 if worth reading ahead */
     struct waitq wq;                 /* readers, writers and pollers alike: look again */
     struct epitem *items;            /* epoll entries that watch it */
 };
@@ -137,6 +137,7 @@ u32 chan_room(struct chan *c);
 int chan_eof(struct chan *c);
 int chan_broken(struct chan *c);     /* writing makes no sense any more */
 void chan_copy(struct chan *c, u32 at, struct io *io, u32 n, int to_user);
+void chan_raw(struct chan *c, void *p, u32 n, int out);      /* the next n bytes to the shim's own memory, or from it */
 void chan_consume(struct chan *c, u32 n);
 void chan_produce(struct chan *c, u32 n);
 void chan_fit(struct chan *c, u32 more);             /* memory for so many bytes more */
@@ -167,14 +168,18 @@ s64 dev_open(const char *path, u64 len, u64 flags);  /* a descriptor, or -1: not
 struct addr {
     u16 port;
     u16 len;                         /* AF_UNIX: bytes in b, a leading NUL for abstract names */
-    u8 b[108];                       /* AF_INET, AF_INET6: 16 bytes, IPv4 as ::ffff:a.b.c.d */
+    union {
+        u8 b[108];
+        u64 ip[2];                   /* AF_INET, AF_INET6: as in memory, IPv4 as ::ffff:a.b.c.d */
+    };
 };
 void addr_get(u32 domain, u64 user, u64 len, struct addr *out);
 s64 addr_put(u32 domain, const struct addr *a, u64 user, u64 user_len);   /* user 0: nothing */
-int addr_v4(const u8 *ip);           /* of 16 bytes */
+int addr_v4(const struct addr *a);
 int addr_any(const struct addr *a);
 int addr_local(const struct addr *a);
-void addr_map4(u8 *ip, const void *v4);
+void addr_set(struct addr *a, int v4, const void *ip);
+void *addr_ip(const struct addr *a, u32 *n);         /* the address alone: 4 or 16 bytes */
 
 /* ---- sock.c, sockio.c, sockopt.c ---- */
 enum { S_NEW, S_LISTEN, S_CONNECTING, S_CONNECTED };

@@ -55,10 +55,8 @@ void chan_fit(struct chan *c, u32 more)
         return;
     while (size < used + more)
         size *= 2;
-    struct io io;
     u8 *base = alloc(size);
-    io_kernel(&io, base, used);
-    chan_copy(c, *c->tail, &io, used, 1);
+    chan_raw(c, base, used, 1);
     kfree(c->base);
     c->base = base;
     c->size = size;
@@ -72,6 +70,13 @@ void chan_copy(struct chan *c, u32 at, struct io *io, u32 n, int out)
     u32 i = at & (c->size - 1), first = min32(n, c->size - i);
     io_copy(io, c->base + i, first, out);
     io_copy(io, c->base, n - first, out);
+}
+
+void chan_raw(struct chan *c, void *p, u32 n, int out)
+{
+    struct io io;
+    io_kernel(&io, p, n);
+    chan_copy(c, out ? *c->tail : *c->head, &io, n, out);
 }
 
 void chan_consume(struct chan *c, u32 n)
@@ -167,13 +172,11 @@ s64 chan_ioctl(struct file *f, u64 cmd, u64 arg)
 {
     struct stream *s = STREAM(f);
     struct chan *c = s->rx;
-    struct io io;
     if (s->sock && s->sock->frx && !chan_used(c))
         c = s->sock->frx;
     u32 n = c ? chan_used(c) : 0;
     if (n && s->sock && s->sock->type == SOCK_DGRAM) {
-        io_kernel(&io, &n, 2);       /* of the first one */
-        chan_copy(c, *c->tail, &io, 2, 1);
+        chan_raw(c, &n, 2, 1);       /* of the first one */
         n = (u16)n;
     }
     return cmd == FIONREAD ? copy_out(arg, &n, sizeof n) : -ENOTTY;

@@ -21,7 +21,7 @@ static struct sock *sock_new(u32 domain, u32 type, u32 flags)
     s->domain = domain;
     s->type = type;
     if (domain == AF_INET)
-        addr_map4(s->local.b, &s->backlog);          /* 0.0.0.0 */
+        addr_set(&s->local, 1, &s->backlog);         /* 0.0.0.0 */
     if (s->type == SOCK_DGRAM) {
         s->s.rx = chan_new(s, 0);
         s->s.rx->frames = 1;
@@ -74,9 +74,9 @@ PL(socketpair)
 /* Does what is bound to `name` get what is sent to `to`? Unix names are equal or not. */
 static int covers(const struct addr *name, const struct addr *to, u32 domain)
 {
-    if (domain != AF_UNIX && addr_any(name))
-        return addr_v4(name->b) == addr_v4(to->b);
-    return name->len == to->len && !memcmp(name->b, to->b, domain == AF_UNIX ? name->len : 16);
+    if (domain != AF_UNIX)
+        return addr_any(name) ? addr_v4(name) == addr_v4(to) : name->ip[0] == to->ip[0] && name->ip[1] == to->ip[1];
+    return name->len == to->len && !memcmp(name->b, to->b, name->len);
 }
 
 static int alike(struct sock *o, struct sock *s, const struct addr *a)
@@ -262,7 +262,7 @@ static void connect_stream(struct sock *s, struct addr *a)
         if (s->domain == AF_UNIX || addr_local(a)) {
             if (s->domain != AF_UNIX) {
                 if (addr_any(a)) {   /* to "any" means to oneself */
-                    if (addr_v4(a->b))
+                    if (addr_v4(a))
                         a->b[12] = 127;
                     a->b[15] = 1;
                 }

@@ -6,13 +6,11 @@
 static struct chan *next_frame(struct sock *s, struct afw_dgram *h)
 {
     struct chan *c = s->s.rx;
-    struct io io;
     if (!chan_used(c))
         c = s->frx;
     if (!c || chan_used(c) < FRAME)
         return 0;
-    io_kernel(&io, h, FRAME);
-    chan_copy(c, *c->tail, &io, FRAME, 1);
+    chan_raw(c, h, FRAME, 1);
     h->len = min32(h->len, chan_used(c) - FRAME);
     return c;
 }
@@ -34,10 +32,7 @@ static s64 dgram_recv(struct sock *s, struct io *io, u32 msg, struct addr *from,
     if (!(msg & MSG_PEEK))
         chan_consume(c, FRAME + h.len);
     from->port = h.port;
-    if (h.family == AF_INET6)
-        memcpy(from->b, h.addr, 16);
-    else
-        addr_map4(from->b, h.addr);
+    addr_set(from, h.family != AF_INET6, h.addr);
     if (n < h.len)
         *out_flags = MSG_TRUNC;
     return msg & MSG_TRUNC ? h.len : n;
@@ -79,7 +74,6 @@ static s64 dgram_send(struct sock *s, struct io *io, u32 msg, const struct addr 
     struct addr show = {0};
     u64 n = io->left, deadline = sock_deadline(s, SO_SNDTIMEO);
     struct chan *c;
-    struct io head;
     if (n > 65507)
         return -EMSGSIZE;
     if (s->shut & 2)
@@ -95,13 +89,13 @@ static s64 dgram_send(struct sock *s, struct io *io, u32 msg, const struct addr 
             return n;                /* UDP: lost */
         file_wait(s, msg, deadline);
     }
-    int v4 = addr_v4(show.b);
+    u32 size;
+    void *ip = addr_ip(&show, &size);
     h.port = show.port;
-    h.family = v4 ? AF_INET : AF_INET6;
-    memcpy(h.addr, show.b + (v4 ? 12 : 0), v4 ? 4 : 16);
+    h.family = size == 4 ? AF_INET : AF_INET6;
+    memcpy(h.addr, ip, size);
     chan_fit(c, FRAME + n);
-    io_kernel(&head, &h, FRAME);
-    chan_copy(c, *c->head, &head, FRAME, 0);
+    chan_raw(c, &h, FRAME, 0);
     chan_copy(c, *c->head + FRAME, io, n, 0);
     chan_produce(c, FRAME + n);
     return n;
