@@ -33,7 +33,7 @@
 #define AFW_CQ 0x206000              /* struct afw_cqe[AFW_CQ_LEN] */
 #define AFW_CPUID 0x207000           /* struct afw_cpuid_table */
 #define AFW_SHIM 0x210000            /* the blob; starts with struct afw_shim_header */
-#define AFW_SHIM_MAX 0x10000         /* room for the blob (shim.ld holds it to less); bss follows up to AFW_SITES */
+#define AFW_SHIM_MAX 0x9000          /* 36 KiB of text, rodata and data; bss follows up to AFW_SITES */
 #define AFW_SITES 0x280000           /* stubs of rewritten sites, written by the cell only */
 #define AFW_SITES_END 0x400000
 #define AFW_IMAGE 0x400000           /* lowest address of program images (ET_EXEC links here; PIE is put here) */

@@ -202,10 +202,12 @@ static void devices(void)
     T(write(z, got, 5));
     T(close(n) + close(z) + close(u) + close(f));
     T(pipe(p));
+    T(p[0] * 100 + p[1]);
     char name[40];
     snprintf(name, sizeof name, "/dev/fd/%d", p[1]);
-    T(open(name, O_WRONLY));
-    T(write(5, "via", 3));
+    n = open(name, O_WRONLY);
+    T(n);
+    T(write(n, "via", 3));
     T(read(p[0], got, 10));
     T(open("/dev/fd/77", O_RDONLY));
 }

@@ -1,0 +1,57 @@
+"""The shim's I/O half: C programs whose output must be the same natively, on the shim without KVM (harness.c), and in a VM."""
+
+import asyncio
+import difflib
+import subprocess
+from pathlib import Path
+
+import pytest
+from agentfw_vmm import Cell, CellConfig, Mount, VmExit
+
+from .test_core import KVM, Handler, built, on_harness
+
+__all__ = ["built"]
+PROGRAMS = ["io_pipes", "io_poll", "io_sockets", "io_files"]
+
+
+def native(built: Path, program: str) -> list[str]:
+    run = subprocess.run([str(built / program)], capture_output=True, timeout=60, check=True)
+    return run.stdout.decode().splitlines()
+
+
+def in_vm_output(built: Path, program: str) -> tuple[VmExit, bytes]:
+    async def main() -> tuple[VmExit, bytes]:
+        path = f"/t/{program}"
+        handler = Handler()
+        cell = await Cell.start(CellConfig(memory=1 << 28, mounts=[Mount("/t", built)], program=path, argv=[path]), handler)
+        try:
+            cell.boot(0)
+            out = bytearray()
+            stdout = cell.stream(0, 1)
+            while chunk := await asyncio.wait_for(stdout.receive(), 60):
+                out += chunk
+            return await asyncio.wait_for(handler.exit, 60), bytes(out)
+        finally:
+            await cell.close()
+
+    return asyncio.run(main())
+
+
+def same(expected: list[str], got: list[str]) -> None:
+    assert expected == got, "\n".join(difflib.unified_diff(expected, got, "native", "shim", lineterm="", n=1))
+
+
+@pytest.mark.parametrize("program", PROGRAMS[:3])
+def test_on_harness(built: Path, program: str) -> None:
+    run = on_harness(built, program)
+    assert run.returncode == 0, run.stderr.decode()
+    same(native(built, program), run.stdout.decode().splitlines())
+
+
+@KVM
+@pytest.mark.kvm
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_in_vm(built: Path, program: str) -> None:
+    report, out = in_vm_output(built, program)
+    assert (report.kind, report.code, report.text) == ("code", 0, report.text)
+    same(native(built, program), out.decode().splitlines())
