@@ -90,7 +90,11 @@ FAULTS = {
     "none": ("call(AFW_OP_PROTECT, 0x3000000, 4096, 0, 0, 0, 0); *(volatile int *)0x3000010;", 11, "0x3000010"),
     "uncommitted_read": ("*(volatile int *)0x50000010;", 11, "0x50000010"),
     "uncommitted_write": ("*(volatile int *)0x50000010 = 1;", 11, "0x50000010"),
-    "uncommitted_avx": ('__asm__ volatile("vmovdqu 0x50000010, %%ymm0" ::: "xmm0");', 11, ""),
+    "uncommitted_avx": (
+        'if (CTL->xcr0 & 4) __asm__ volatile("vmovdqu 0x50000010, %%ymm0" ::: "xmm0"); else *(volatile int *)1 = 1;',
+        11,
+        "",
+    ),
     "beyond_the_space": ("*(volatile int *)0x7f0000000000 = 1;", 11, "0x7f0000000000"),
     "not_canonical": ("*(volatile int *)0x8000000000000000 = 1;", 11, "general protection"),
     "wild_jump": ("((void (*)(void))0x50000000)();", 11, "0x50000000"),

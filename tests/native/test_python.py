@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import select
 import subprocess
 import sys
 import time
@@ -113,6 +114,7 @@ def test_restored_pythons_differ_where_they_must(tmp_path):
 def test_ready_refuses_with_files_open(tmp_path):
     code = """
 import os
+import select
 import subprocess
 keep = open("/etc/passwd")
 try:
@@ -140,6 +142,7 @@ os._exit(0)
 def test_memory_limit_is_a_memory_error(tmp_path):
     code = """
 import os
+import select
 import subprocess
 hold = []
 try:
@@ -221,3 +224,28 @@ def test_cell_runs_as_another_user(monkeypatch):
             await cell.close()
 
     asyncio.run(main())
+
+
+def test_a_cell_dies_with_its_worker(tmp_path):
+    """Also by SIGKILL, when nobody can tidy up."""
+    script = """
+import asyncio, sys
+from tests.native import bare, test_python
+from agentfw_vmm.cell import Cell
+async def main():
+    cell = await Cell.start(test_python.config("while True: pass"), bare.Recorder())
+    cell.boot(0)
+    print(cell.pid, flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", script], cwd=bare.ROOT, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        pid = int(worker.stdout.readline())
+        pidfd = os.pidfd_open(pid)
+        try:
+            worker.kill()
+            gone, _, _ = select.select([pidfd], [], [], 30)
+            assert gone
+        finally:
+            os.close(pidfd)
