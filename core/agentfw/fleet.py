@@ -357,7 +357,15 @@ class Fleet:
                 return self._done(agent, _report(report, 0.0), None)
             return await self._run(agent, host, vm, job, streams, deadline, started)
         finally:
+            self._give_back(host, vm)
+
+    def _give_back(self, host: _Host, vm: int) -> None:
+        """Its number is free when it has ended: after a cancelled run it has not yet."""
+        run = host.runs.get(vm)
+        if run is None:
             self._free.put_nowait((host, vm))
+        else:
+            run.exited.add_done_callback(lambda _: self._free.put_nowait((host, vm)))
 
     async def _run(
         self, agent: Agent, host: _Host, vm: int, job: Job, streams: Streams, deadline: float | None, started: float
@@ -372,6 +380,7 @@ class Fleet:
             try:
                 host.cell.restore(vm, _FIRST_PID + next(self._numbers))
             except CellError as error:
+                del host.runs[vm]
                 return self._done(agent, ExitReport("internal", text=str(error)), None)
             cell = host.cell
             outputs = [
