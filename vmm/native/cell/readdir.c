@@ -136,12 +136,12 @@ int64_t handle_readdir(struct vfs *vfs, struct handle *h, uint64_t gva, uint64_t
     } else if (room && h->kind == BACK_TMP) {
         const struct tnode *n;
         const char *name;
-        uint64_t next;
-        while (room && (name = tmpfs_entry(h->tmp, at, &next, &n))) {
+        const struct tentry *e = tmpfs_first(h->tmp, at);
+        for (uint64_t cookie; room && e; e = tmpfs_next(e)) {
+            name = tmpfs_entry(e, &cookie, &n);
             tmpfs_stat(n, &st);
             if (!(h->node && node_child(h->node, name, strlen(name))))
-                room = emit(out, st.st_ino, next, st.st_mode, name);
-            at = next;
+                room = emit(out, st.st_ino, cookie, st.st_mode, name);
         }
     } else if (room && h->kind == BACK_PROC) {
         char name[64];

@@ -163,6 +163,9 @@ enum ring_result ring_consume(struct machine *m)
         __atomic_store_n(&vm->ctl->sq_head, ++m->sq_head, __ATOMIC_RELEASE);
         if (reply)
             answer(m, e.token, res);
+        /* 64 entries may be 64 times 64 MiB to copy: others have their turn, and a command to end this is heard */
+        if (runner_tick && m->sq_head != tail)
+            return RING_STALLED;
     }
     return RING_DONE;
 }

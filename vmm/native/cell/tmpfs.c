@@ -479,16 +479,24 @@ int tmpfs_flock(struct tnode *n, uint8_t *held, int op)
     return 0;
 }
 
-const char *tmpfs_entry(const struct tnode *dir, uint64_t cookie, uint64_t *next, const struct tnode **node)
+const struct tentry *tmpfs_first(const struct tnode *dir, uint64_t cookie)
 {
     const struct tentry *e = dir->first;
-    if (cookie <= TMPFS_COOKIE || !dir->last || cookie >= dir->last->seq)
-        e = cookie <= TMPFS_COOKIE ? e : 0;
+    if (cookie > TMPFS_COOKIE && dir->last && cookie >= dir->last->seq)
+        return 0;
     while (e && e->seq <= cookie)
         e = e->next;
-    if (!e)
-        return 0;
-    *next = e->seq;
+    return e;
+}
+
+const struct tentry *tmpfs_next(const struct tentry *e)
+{
+    return e->next;
+}
+
+const char *tmpfs_entry(const struct tentry *e, uint64_t *cookie, const struct tnode **node)
+{
+    *cookie = e->seq;
     *node = e->node;
     return e->name;
 }

@@ -164,9 +164,12 @@ int tmpfs_utimens(struct tnode *n, const struct timespec times[2]);
 void tmpfs_ref(struct tnode *n);
 void tmpfs_unref(struct tmpfs *fs, struct tnode *n);
 int tmpfs_flock(struct tnode *n, uint8_t *held, int op);
-/* Entry after cookie (AFTER + something): its name, or 0 at the end */
+/* The first entry after cookie (TMPFS_COOKIE + something), the one after that; 0 at the end. Until the directory changes */
 #define TMPFS_COOKIE 0x10000
-const char *tmpfs_entry(const struct tnode *dir, uint64_t cookie, uint64_t *next, const struct tnode **node);
+struct tentry;
+const struct tentry *tmpfs_first(const struct tnode *dir, uint64_t cookie);
+const struct tentry *tmpfs_next(const struct tentry *e);
+const char *tmpfs_entry(const struct tentry *e, uint64_t *cookie, const struct tnode **node);
 void tmpfs_statfs(const struct tmpfs *fs, struct statfs *out);
 int64_t tmpfs_read(struct vfs *vfs, struct tnode *n, uint64_t gva, uint64_t len, uint64_t offset);
 int64_t tmpfs_write(struct vfs *vfs, struct tnode *n, uint64_t gva, uint64_t len, uint64_t offset);
