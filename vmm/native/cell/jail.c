@@ -6,7 +6,9 @@
  * openat2(RESOLVE_BENEATH) on their descriptors, and the header's jail bits say so.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/audit.h>
+#include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <stdio.h>
@@ -89,8 +91,24 @@ static int landlock(char *error, size_t size)
     return 0;
 }
 
+/* Of root's powers those over files remain: mounts may hold files of other users. */
+static int drop_capabilities(void)
+{
+    struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct set[2];
+    if (syscall(SYS_capget, &head, set))
+        return -1;
+    set[0].effective = set[0].permitted &= 1u << CAP_DAC_OVERRIDE | 1u << CAP_DAC_READ_SEARCH | 1u << CAP_FOWNER;
+    set[1].effective = set[1].permitted = set[0].inheritable = set[1].inheritable = 0;
+    return (int)syscall(SYS_capset, &head, set);
+}
+
 int jail_early(char *error, size_t size)
 {
+    if (drop_capabilities()) {
+        snprintf(error, size, "capabilities: %s", strerror(errno));
+        return -1;
+    }
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) {
         snprintf(error, size, "no_new_privs: %s", strerror(errno));
         return -1;
@@ -109,10 +127,10 @@ static const uint16_t allowed[] = {
     /* memory; mmap and mprotect are below */
     SYS_munmap, SYS_madvise, SYS_mremap, SYS_mincore, SYS_brk,
     /* files: vfs.c, tmpfs.c, fileops.c */
-    SYS_openat2, SYS_openat, SYS_readlinkat, SYS_newfstatat, SYS_fstat, SYS_statx, SYS_getdents64, SYS_pread64, SYS_pwrite64, SYS_preadv, SYS_pwritev,
+    SYS_openat2, SYS_readlinkat, SYS_newfstatat, SYS_fstat, SYS_statx, SYS_getdents64, SYS_pread64, SYS_pwrite64, SYS_preadv, SYS_pwritev,
     SYS_preadv2, SYS_pwritev2, SYS_readv, SYS_writev, SYS_ftruncate, SYS_fallocate, SYS_fadvise64, SYS_mkdirat, SYS_unlinkat, SYS_renameat2, SYS_symlinkat,
     SYS_linkat, SYS_fchmod, SYS_fchmodat, 452 /* fchmodat2 */, SYS_faccessat, SYS_faccessat2, SYS_utimensat, SYS_fsync, SYS_fdatasync, SYS_fstatfs,
-    SYS_memfd_create, SYS_flock, SYS_lseek, SYS_close, SYS_dup, SYS_dup3, SYS_fcntl, SYS_copy_file_range,
+    SYS_memfd_create, SYS_flock, SYS_lseek, SYS_close,
 };
 
 /* Nothing in a cell calls these. */
@@ -169,6 +187,12 @@ static void build(struct program *p)
         emit(p, RETURN, DENY, 0, 0);
         emit(p, RETURN, SECCOMP_RET_ALLOW, 0, 0);
     }
+    /* fcntl copies descriptors; F_SETOWN with O_ASYNC would send any signal to any process of this user */
+    emit(p, EQUAL, SYS_fcntl, 0, 4);
+    emit(p, LOAD, ARG(1), 0, 0);
+    emit(p, EQUAL, F_DUPFD_CLOEXEC, 0, 1);
+    emit(p, RETURN, SECCOMP_RET_ALLOW, 0, 0);
+    emit(p, RETURN, DENY, 0, 0);
     /* abort(): a signal to itself */
     emit(p, EQUAL, SYS_tgkill, 0, 4);
     emit(p, LOAD, ARG(0), 0, 0);
