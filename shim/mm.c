@@ -105,7 +105,8 @@ void mm_release(page start, page end)
         u32 a = r->attr, left = (a & (A_FILE | A_PROT)) | A_DIRTY;
         if (!(a & A_MAP))
             continue;
-        if ((a & A_LAZY) || (mm_dirty + e - s > KEEP(CTL->memory_limit) && host(AFW_OP_ZERO, s, e, 0) >= 0))
+        /* what of a file is mapped, the host keeps: an unlinked one in /tmp would still take its place there */
+        if ((a & A_LAZY) || (((a & A_FILE && a & A_SHARED) || mm_dirty + e - s > KEEP(CTL->memory_limit)) && host(AFW_OP_ZERO, s, e, 0) >= 0))
             left = 0;
         region_change(region_at(s), left);
     }

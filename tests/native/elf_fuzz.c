@@ -66,9 +66,10 @@ int memory_protect(struct vm *vm, uint64_t gva, uint64_t len, int prot)
     return len ? 0 : -EINVAL;
 }
 
-int memory_map_file(struct vm *vm, int fd, uint64_t gva, uint64_t len, int prot, int shared, uint64_t offset, const char *name)
+int memory_map_file(struct vm *vm, int fd, uint64_t gva, uint64_t len, int prot, int shared, uint64_t offset, const char *name,
+                    struct tnode *file)
 {
-    (void)vm, (void)name, (void)prot;
+    (void)vm, (void)name, (void)prot, (void)file;
     check(gva % PAGE == 0 && offset % PAGE == 0 && inside(gva, page_up(len), AFW_IMAGE, SPACE), "a mapping outside the image");
     check(!shared && offset <= image_size && len <= image_size + PAGE, "a mapping outside the file");
     ssize_t n = pread(fd, memory + gva, len, (off_t)offset);

@@ -64,8 +64,9 @@ int guest_path(struct vm *v, char *out, uint64_t gva, uint64_t len)
 }
 
 static char mapped[256];
-int memory_map_file(struct vm *v, int fd, uint64_t gva, uint64_t len, int prot, int shared, uint64_t offset, const char *name)
+int memory_map_file(struct vm *v, int fd, uint64_t gva, uint64_t len, int prot, int shared, uint64_t offset, const char *name, struct tnode *file)
 {
+    (void)file;
     if (!guest_range(v, gva, len))
         return -ENOMEM;
     snprintf(mapped, sizeof mapped, "%s", name);

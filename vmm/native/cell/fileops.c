@@ -203,7 +203,7 @@ static int64_t op_mapfile(struct vfs *vfs, const uint64_t a[6])
     if (!S_ISREG(h->mode) || (h->kind != BACK_HOST && h->kind != BACK_TMP))
         return -ENODEV;
     int fd = h->kind == BACK_TMP ? tmpfs_host_fd(vfs->tmpfs, h->tmp) : h->fd;
-    return fd < 0 ? fd : memory_map_file(vfs->vm, fd, addr, len, prot, shared, offset, h->path);
+    return fd < 0 ? fd : memory_map_file(vfs->vm, fd, addr, len, prot, shared, offset, h->path, h->kind == BACK_TMP ? h->tmp : 0);
 }
 
 int64_t file_op(struct vm *vm, const struct afw_sqe *sqe)

@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <sys/mman.h>
 #include <time.h>
 #include "vmm.h"
 
@@ -97,6 +98,7 @@ struct mapping {                                 /* a host file in guest memory 
     uint64_t start, end, offset;
     const char *name;                            /* interned, never freed */
     bool shared, writable;
+    struct tnode *file;                          /* of the private /tmp: kept, and charged, while it is mapped; or 0 */
 };
 struct machine {
     struct vm vm;                                /* first: machine_of() */
@@ -111,7 +113,8 @@ struct machine {
     uint32_t sq_head, cq_tail;                   /* our copies; the guest's are never read back */
     uint32_t next_slot;
     uint64_t committed;                          /* bytes */
-    uint8_t *prot;                               /* a byte a page: host protection ^ (PROT_READ|PROT_WRITE); sparse */
+    uint8_t *prot;                               /* a byte a page: host protection ^ (PROT_READ|PROT_WRITE), and PAGE_EDGE; sparse */
+    uint32_t edges, drawn;                       /* pieces.c */
     struct mapping *map;
     uint32_t maps, maps_room;
     uint64_t cpu_ns, cpu_mark;                   /* the VM's, and the thread's at the last look */
@@ -161,10 +164,19 @@ bool memory_committed(struct machine *m, uint64_t gva, uint64_t len);
 int memory_back(struct machine *m, uint32_t from, uint32_t to);
 int memory_slot(struct machine *m, uint32_t from, uint32_t to);
 int host_prot(int prot);
-void memory_record_protection(struct machine *m, uint64_t gva, uint64_t len, int prot);
-int mapping_add(struct machine *m, uint64_t gva, uint64_t len, uint64_t offset, const char *name, bool shared, bool writable);
+int mapping_add(struct machine *m, const struct mapping *x);
 void mapping_cut(struct machine *m, uint64_t gva, uint64_t len);
 const char *intern(const char *name);
+
+/* ---- pieces.c ---- */
+#define PAGE_EDGE 0x80                           /* in prot[]: a piece may begin at this page */
+#define PAGE_PROT(byte) (((byte) & 3) ^ (PROT_READ | PROT_WRITE))
+void pieces_setup(void);
+/* Before the host's mapping of whole pages changes: -ENOMEM if the VM would be in too many pieces. fresh: by one new mapping */
+int pieces_room(struct machine *m, uint64_t gva, uint64_t len, bool fresh);
+/* After: records host protection (PROT_*) and edges */
+void pieces_done(struct machine *m, uint64_t gva, uint64_t len, int prot, bool fresh);
+void pieces_release(struct machine *m);
 
 /* ---- ring.c ---- */
 enum ring_result { RING_DONE, RING_STALLED, RING_ENDED };

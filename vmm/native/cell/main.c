@@ -173,6 +173,7 @@ int main(int argc, char **argv)
     sha256(cell.shim_sha, shim_blob, (size_t)(shim_blob_end - shim_blob));
     check_kvm();
     guard_install();
+    pieces_setup();
     for (uint32_t i = 0; i < cell.runners; i++) {
         int flags = fcntl(cell.runner_eventfd[i], F_GETFL);
         if (flags < 0 || fcntl(cell.runner_eventfd[i], F_SETFL, flags | O_NONBLOCK))

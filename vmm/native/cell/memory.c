@@ -38,6 +38,7 @@ void memory_release(struct machine *m)
         munmap(m->vm.mem, AFW_SPACE_END);
     if (m->prot)
         munmap(m->prot, PAGES_IN_SPACE);
+    pieces_release(m);
     free(m->map);
     m->vm.mem = 0;
     m->vm.ctl = 0;
@@ -45,6 +46,8 @@ void memory_release(struct machine *m)
     m->map = 0;
     m->maps = m->maps_room = 0;
 }
+
+static int mapping_room(struct machine *m);
 
 static bool chunk_committed(struct machine *m, uint64_t c)
 {
@@ -90,8 +93,12 @@ int memory_back(struct machine *m, uint32_t from, uint32_t to)
     uint64_t start = (uint64_t)from * AFW_CHUNK, size = (uint64_t)(to - from) * AFW_CHUNK;
     if (m->next_slot >= cell.max_slots)
         return -ENOMEM;
+    int e = pieces_room(m, start, size, true);
+    if (e)
+        return e;
     if (mmap(m->vm.mem + start, size, RW, ANON | MAP_FIXED, -1, 0) == MAP_FAILED)
         return remap_failed(m, start);
+    pieces_done(m, start, size, RW, true);
     return 0;
 }
 
@@ -142,11 +149,6 @@ int memory_commit(struct vm *vm, uint64_t gva, uint64_t len)
     return 0;
 }
 
-void memory_record_protection(struct machine *m, uint64_t gva, uint64_t len, int prot)
-{
-    memset(m->prot + gva / PAGE, prot ^ RW, len / PAGE);
-}
-
 /* What the guest's PROT_* mean for the host's mapping: KVM reads to execute, and never executes the host's. */
 int host_prot(int prot)
 {
@@ -157,11 +159,11 @@ int memory_protect(struct vm *vm, uint64_t gva, uint64_t len, int prot)
 {
     struct machine *m = machine_of(vm);
     int e = changeable(m, gva, &len);
-    if (e)
+    if (e || (e = pieces_room(m, gva, len, false)))
         return e;
     if (mprotect(vm->mem + gva, len, host_prot(prot)))
         return -errno;
-    memory_record_protection(m, gva, len, host_prot(prot));
+    pieces_done(m, gva, len, host_prot(prot), false);
     return 0;
 }
 
@@ -169,17 +171,18 @@ int memory_zero(struct vm *vm, uint64_t gva, uint64_t len)
 {
     struct machine *m = machine_of(vm);
     int e = changeable(m, gva, &len);
-    if (e)
+    if (e || (e = pieces_room(m, gva, len, true)) || (e = mapping_room(m)))
         return e;
     if (mmap(vm->mem + gva, len, RW, ANON | MAP_FIXED, -1, 0) == MAP_FAILED)
         return remap_failed(m, gva);
     mapping_cut(m, gva, len);
-    memory_record_protection(m, gva, len, RW);
+    pieces_done(m, gva, len, RW, true);
     sites_unmapped(vm, gva, len);
     return 0;
 }
 
-int memory_map_file(struct vm *vm, int host_fd, uint64_t gva, uint64_t len, int prot, int shared, uint64_t offset, const char *guest_name)
+int memory_map_file(struct vm *vm, int host_fd, uint64_t gva, uint64_t len, int prot, int shared, uint64_t offset, const char *guest_name,
+                    struct tnode *file)
 {
     struct machine *m = machine_of(vm);
     int e = changeable(m, gva, &len);
@@ -189,12 +192,14 @@ int memory_map_file(struct vm *vm, int host_fd, uint64_t gva, uint64_t len, int 
         return -EINVAL;
     if (m->maps >= MAPPINGS - 1)
         return -ENOMEM;
+    if ((e = pieces_room(m, gva, len, true)) || (e = mapping_room(m)))
+        return e;
     if (mmap(vm->mem + gva, len, host_prot(prot), (shared ? MAP_SHARED : MAP_PRIVATE) | MAP_FIXED | MAP_NORESERVE, host_fd, (off_t)offset) == MAP_FAILED)
         return remap_failed(m, gva);
     mapping_cut(m, gva, len);
-    memory_record_protection(m, gva, len, host_prot(prot));
+    pieces_done(m, gva, len, host_prot(prot), true);
     sites_unmapped(vm, gva, len);
-    e = mapping_add(m, gva, len, offset, intern(guest_name), shared, prot & PROT_WRITE);
+    e = mapping_add(m, &(struct mapping){gva, gva + len, offset, intern(guest_name), shared, prot & PROT_WRITE, file});
     if (!e && prot & PROT_EXEC && !shared)       /* patching a shared mapping would write into the file */
         sites_code(vm, AFW_SITES_FILE, gva, len);
     return e;
@@ -222,9 +227,10 @@ const char *intern(const char *name)
     return found;
 }
 
-int mapping_add(struct machine *m, uint64_t gva, uint64_t len, uint64_t offset, const char *name, bool shared, bool writable)
+/* For the two that one operation may add: what is mapped must not be forgotten for want of memory. */
+static int mapping_room(struct machine *m)
 {
-    if (m->maps == m->maps_room) {
+    if (m->maps + 2 > m->maps_room) {
         uint32_t room = m->maps_room ? m->maps_room * 2 : 64;
         struct mapping *map = realloc(m->map, room * sizeof *map);
         if (!map)
@@ -232,7 +238,17 @@ int mapping_add(struct machine *m, uint64_t gva, uint64_t len, uint64_t offset, 
         m->map = map;
         m->maps_room = room;
     }
-    m->map[m->maps++] = (struct mapping){gva, gva + len, offset, name, shared, writable};
+    return 0;
+}
+
+int mapping_add(struct machine *m, const struct mapping *x)
+{
+    int e = mapping_room(m);
+    if (e)
+        return e;
+    m->map[m->maps++] = *x;
+    if (x->file)
+        vfs_mapped(m->vm.vfs, x->file);
     return 0;
 }
 
@@ -245,16 +261,19 @@ void mapping_cut(struct machine *m, uint64_t gva, uint64_t len)
             i++;
             continue;
         }
-        struct mapping tail = {end, x->end, x->offset + (end - x->start), x->name, x->shared, x->writable};
+        struct mapping tail = {end, x->end, x->offset + (end - x->start), x->name, x->shared, x->writable, x->file};
         bool has_tail = x->end > end;
+        struct tnode *gone = x->start < gva ? 0 : x->file;
         if (x->start < gva) {
             x->end = gva;
             i++;
         } else {
             *x = m->map[--m->maps];
         }
-        if (has_tail)                            /* cannot meet the range again; without memory the report only lacks a name */
-            mapping_add(m, tail.start, tail.end - tail.start, tail.offset, tail.name, tail.shared, tail.writable);
+        if (has_tail)                            /* cannot meet the range again */
+            mapping_add(m, &tail);
+        if (gone)
+            vfs_unmapped(m->vm.vfs, gone);
     }
 }
 
@@ -346,12 +365,12 @@ int memory_poke(struct vm *vm, uint64_t gva, const void *data, uint64_t len)
     }
     bool locked = false;
     for (uint64_t p = from; p < to; p += PAGE)
-        locked |= m->prot[p / PAGE] != 0;
+        locked |= PAGE_PROT(m->prot[p / PAGE]) != RW;
     if (locked && mprotect(vm->mem + from, to - from, RW))
         return -errno;
     uint64_t left = guarded_copy(vm->mem + gva, data, len);
     for (uint64_t p = from; locked && p < to; p += PAGE) {
-        if (mprotect(vm->mem + p, PAGE, m->prot[p / PAGE] ^ RW))
+        if (mprotect(vm->mem + p, PAGE, PAGE_PROT(m->prot[p / PAGE])))
             return -errno;
     }
     return left ? -EFAULT : 0;

@@ -179,14 +179,21 @@ static int map_memory(struct machine *m, const struct snapshot *s)
     }
     for (uint32_t i = 0; i < h->n_extents; i++) {
         const struct afw_snapshot_extent *x = &h->extent[i];
+        int e = pieces_room(m, x->gpa, x->size, true);
+        if (e)
+            return e;
         if (mmap(m->vm.mem + x->gpa, x->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, cell.config.snapshot_in, (off_t)x->offset) == MAP_FAILED)
             return -errno;
+        pieces_done(m, x->gpa, x->size, PROT_READ | PROT_WRITE, true);
     }
     for (uint32_t i = 0; i < s->vcpu->n_protections; i++) {
         const struct saved_protection *p = &s->protection[i];
+        int e = pieces_room(m, p->start, p->end - p->start, false);
+        if (e)
+            return e;
         if (mprotect(m->vm.mem + p->start, p->end - p->start, (int)p->prot))
             return -errno;
-        memory_record_protection(m, p->start, p->end - p->start, (int)p->prot);
+        pieces_done(m, p->start, p->end - p->start, (int)p->prot, false);
     }
     hot_populate(m, h->commit_chunks);           /* before there are memslots: KVM need not be told */
     for (uint32_t i = 0; i < n; i++) {
@@ -196,7 +203,7 @@ static int map_memory(struct machine *m, const struct snapshot *s)
     }
     for (uint32_t i = 0; i < s->vcpu->n_mappings; i++) {
         const struct saved_mapping *x = &s->mapping[i];
-        int e = mapping_add(m, x->start, x->end - x->start, x->offset, s->name[i], false, false);
+        int e = mapping_add(m, &(struct mapping){.start = x->start, .end = x->end, .offset = x->offset, .name = s->name[i]});
         if (e)
             return e;
     }

@@ -56,7 +56,7 @@ static int each_protection(struct machine *m, int (*visit)(struct machine *m, co
     for (uint64_t c = 0; c <= CHUNKS; c++) {
         bool committed = c < CHUNKS && memory_committed(m, c * AFW_CHUNK, AFW_CHUNK);
         for (uint64_t page = c * (AFW_CHUNK / PAGE), end = page + (committed ? AFW_CHUNK / PAGE : 1); page < end; page++) {
-            uint32_t prot = committed ? m->prot[page] ^ RW : RW;
+            uint32_t prot = committed ? PAGE_PROT(m->prot[page]) : RW;
             if (run.end && (run.end != page * PAGE || run.prot != prot)) {
                 int e = visit(m, &run, arg);
                 if (e)

@@ -378,6 +378,17 @@ void vfs_free(struct vfs *vfs)
     free(vfs);
 }
 
+void vfs_mapped(struct vfs *vfs, struct tnode *file)
+{
+    (void)vfs;
+    tmpfs_ref(file);
+}
+
+void vfs_unmapped(struct vfs *vfs, struct tnode *file)
+{
+    tmpfs_unref(vfs->tmpfs, file);
+}
+
 int vfs_open_handles(struct vfs *vfs)
 {
     return (int)vfs->open;

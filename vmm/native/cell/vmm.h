@@ -54,8 +54,11 @@ int guest_path(struct vm *vm, char *out, uint64_t gva, uint64_t len);
 int memory_commit(struct vm *vm, uint64_t gva, uint64_t len);       /* -ENOMEM */
 int memory_zero(struct vm *vm, uint64_t gva, uint64_t len);
 int memory_protect(struct vm *vm, uint64_t gva, uint64_t len, int prot);
-/* Map a host file over guest memory (page-aligned, committed, not the system area). Remembers module path for fault reports. */
-int memory_map_file(struct vm *vm, int host_fd, uint64_t gva, uint64_t len, int prot, int shared, uint64_t offset, const char *guest_name);
+struct tnode;
+/* Map a host file over guest memory (page-aligned, committed, not the system area). Remembers module path for fault reports. `file`: it is
+ * one of the private /tmp's (vfs_mapped() once for each piece), or 0. */
+int memory_map_file(struct vm *vm, int host_fd, uint64_t gva, uint64_t len, int prot, int shared, uint64_t offset, const char *guest_name,
+                    struct tnode *file);
 /* Module mapped at gva, for reports: 1 and fills the rest, or 0. */
 int memory_module(struct vm *vm, uint64_t gva, char name[256], uint64_t *map_start, uint64_t *map_offset);
 /* The lowest file mapping that starts at gva or above, for /proc/self/maps: 1 and fills the rest, or 0. */
@@ -71,6 +74,9 @@ int vfs_landlock_paths(void (*allow)(int fd, int writable, void *arg), void *arg
 int vfs_open_handles(struct vfs *vfs);                               /* number; READY refuses if not 0 */
 /* AFW_OP_OPEN .. AFW_OP_FALLOCATE and AFW_OP_MAPFILE; result for the CQE */
 int64_t file_op(struct vm *vm, const struct afw_sqe *sqe);
+/* A piece of a private file is mapped, is mapped no more: what is mapped takes memory, named or not */
+void vfs_mapped(struct vfs *vfs, struct tnode *file);
+void vfs_unmapped(struct vfs *vfs, struct tnode *file);
 /* Host descriptor (O_RDONLY, caller closes) of a guest path, for the ELF loader. -errno */
 int vfs_host_open(struct vfs *vfs, const char *guest_path);
 

@@ -1,0 +1,139 @@
+"""Guests that want more than their share of what a cell has for all: memory, pieces of address space, turns."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from agentfw_vmm.cell import Cell
+
+from . import bare
+
+pytestmark = pytest.mark.kvm
+
+
+def test_a_mapped_file_takes_its_place_though_it_has_no_name(bare_cell, guest):
+    """Else a guest fills the host's memory: make a file of the limit's size, map one page of it, unlink it, and again."""
+    body = """
+    #define AT 0x3000000ull
+    static int64_t file(const char *path) { return call(AFW_OP_OPEN, (u64)path, 6, 0102, 0600, AFW_CWD, 0); }
+    static int64_t grow(int64_t h) { return call(AFW_OP_TRUNCATE, (u64)h, 6 << 20, 0, 0, 0, 0); }
+    static int64_t zero(u64 page) { return call(AFW_OP_ZERO, AT + page * 4096, 4096, 0, 0, 0, 0); }
+    void run(void) {
+        int64_t h = file("/tmp/a"), g = file("/tmp/b");
+        CHECK(h > 0 && g > 0 && grow(h) == 0);
+        CHECK(call(AFW_OP_PWRITE, (u64)h, (u64)"text", 4, 8192, 0, 0) == 4);
+        CHECK(call(AFW_OP_MAPFILE, (u64)h, AT, 3 * 4096, 3, 1, 0) == 0);
+        CHECK(call(AFW_OP_CLOSE, (u64)h, 0, 0, 0, 0, 0) == 0);
+        CHECK(call(AFW_OP_UNLINK, (u64)"/tmp/a", 6, 0, 0, AFW_CWD, 0) == 0);
+        CHECK(grow(g) == -28);
+        CHECK(zero(1) == 0 && grow(g) == -28);       /* two pieces of it now */
+        CHECK(zero(0) == 0 && grow(g) == -28);
+        CHECK(*(volatile char *)(AT + 8192) == 't');
+        CHECK(zero(2) == 0 && grow(g) == 0);         /* nothing of it is left */
+        leave(0);
+    }
+    """
+    end, output = asyncio.run(bare.run_guest(bare_cell, guest(body), tmp_bytes=10 << 20))
+    assert (end.kind, end.code, output) == ("code", 0, b"")
+
+
+PIECES = """
+void run(void) {
+    u64 base = 0x3000000, pages = (0x4000000 - base) / 4096, n = 0;
+    CHECK(call(AFW_OP_COMMIT, base, pages * 4096, 0, 0, 0, 0) == 0);
+    CHECK(call(AFW_OP_COMMIT, 0x4000000, 64 << 20, 0, 0, 0, 0) == 0);
+    pages += (64 << 20) / 4096;
+    int64_t r = 0;
+    for (; n < pages && !(r = call(AFW_OP_PROTECT, base + n * 4096, 4096, 1, 0, 0, 0)); n += 2);
+    CHECK(r == -12 && n > 1000);
+    CHECK(call(AFW_OP_MAPFILE, 1, base + n * 4096, 4096, 1, 2, 0) < 0);
+    say("held\\n", 5);
+    while (WIN->flow[0].rx_head == WIN->flow[0].rx_tail) { CTL->deadline = ~0ull; CTL->wake = 0; park(); }
+    CHECK(call(AFW_OP_ZERO, base, pages * 4096, 0, 0, 0, 0) == 0);       /* with none left one can still have fewer */
+    CHECK(call(AFW_OP_PROTECT, base + 4096, 4096, 0, 0, 0, 0) == 0);
+    leave(0);
+}
+"""
+
+
+def test_no_vm_has_all_pieces_of_the_address_space(bare_cell, guest):
+    """A process may have 65,530 mappings: VMs that protect every other page must not keep others from starting."""
+    vms = 6
+
+    async def main():
+        recorder = bare.Recorder()
+        cell = await Cell.start(bare.config(guest(PIECES), vms=vms, memory=192 << 20), recorder, bare_cell)
+        try:
+            for vm in range(vms):
+                cell.boot(vm)
+                async with asyncio.timeout(60):
+                    assert await cell.stream(vm, 1).receive() == b"held\n"
+            limit = int(Path("/proc/sys/vm/max_map_count").read_text())
+            assert Path(f"/proc/{cell.pid}/maps").read_text().count("\n") < limit - 1000
+            for vm in range(vms):
+                await cell.stream(vm, 0).send(b"go")
+            await recorder.until(lambda: len(recorder.exits) == vms or recorder.failed, 60)
+        finally:
+            await cell.close()
+        assert not recorder.failed
+        return {(end.kind, end.code) for end in recorder.exits.values()}
+
+    assert asyncio.run(main()) == {("code", 0)}
+
+
+TURNS = """
+#define BUFFER 0x4000000ull
+static char role(void) {
+    while (WIN->flow[0].rx_head == WIN->flow[0].rx_tail) { CTL->deadline = ~0ull; CTL->wake = 0; park(); }
+    return *(volatile char *)(AFW_WINDOW + AFW_WINDOW_DATA + AFW_RING);
+}
+void run(void) {
+    if (role() == 'a') {
+        CHECK(call(AFW_OP_COMMIT, BUFFER, 64 << 20, 0, 0, 0, 0) == 0);
+        int64_t h = call(AFW_OP_OPEN, (u64)"/tmp/a", 6, 0102, 0600, AFW_CWD, 0);
+        CHECK(h > 0 && call(AFW_OP_TRUNCATE, (u64)h, 64 << 20, 0, 0, 0, 0) == 0);
+        for (int i = 0; i < 20; i++) call(AFW_OP_NOP, 0, 0, 0, 0, 0, 0);
+        say_number(now());
+        for (int i = 0; i < 60; i++) post(AFW_OP_PREAD, AFW_SQE_NOREPLY, (u64)h, BUFFER, 64 << 20, 0, 0, 0);
+        kick();
+        say_number(now());
+    } else {
+        for (;;) {
+            say_number(now());
+            CTL->deadline = now() + 1000000;
+            park();
+        }
+    }
+    leave(0);
+}
+"""
+
+
+def test_a_full_ring_of_long_operations_is_no_single_turn(bare_cell, guest):
+    """60 reads of 64 MiB, asked for at once: the other VM of the runner runs meanwhile, and a kill would be heard."""
+
+    async def collect(stream, into):
+        while data := await stream.receive():
+            into += data
+
+    async def main():
+        recorder = bare.Recorder()
+        said = [bytearray(), bytearray()]
+        cell = await Cell.start(bare.config(guest(TURNS), vms=2, memory=256 << 20, slice_ns=1_000_000), recorder, bare_cell)
+        try:
+            tasks = []
+            for vm in (1, 0):
+                cell.boot(vm)
+                tasks.append(asyncio.create_task(collect(cell.stream(vm, 1), said[vm])))
+                await cell.stream(vm, 0).send(b"ab"[vm : vm + 1])
+            await recorder.until(lambda: 0 in recorder.exits, 60)
+            cell.kill(1)
+            await recorder.until(lambda: 1 in recorder.exits)
+            await asyncio.gather(*tasks)
+        finally:
+            await cell.close()
+        assert recorder.exits[0].kind == "code" and recorder.exits[0].code == 0, said[0]
+        return [[int(line) for line in text.split(b"\n")[:-1]] for text in said]
+
+    (before, after), turns = asyncio.run(main())
+    assert len([t for t in turns if before < t < after]) >= 10
