@@ -36,8 +36,9 @@ def test_a_cancelled_run_leaves_its_vm_to_the_next(tmp_path: Path, agentfw_envir
                 for _ in range(5):
                     first = asyncio.create_task(run(fleet, "while True: pass"))
                     second = asyncio.create_task(run(fleet, "print('second')"))
-                    while not fleet.running:
-                        await asyncio.sleep(0.001)
+                    async with asyncio.timeout(30):
+                        while not fleet.running:  # noqa: ASYNC110  # nothing tells
+                            await asyncio.sleep(0.001)
                     first.cancel()
                     results.append(await asyncio.wait_for(second, 30))
                     with pytest.raises(asyncio.CancelledError):

@@ -2,6 +2,8 @@
  * Exit 0: it worked; 10: EPERM; 11: EACCES; 12: another errno; or death by SIGSYS. Linked with jail.c. */
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/capability.h>
+#include <linux/openat2.h>
 #include <linux/prctl.h>
 #include <stdio.h>
 #include <string.h>
@@ -40,6 +42,24 @@ static void *waiting_thread(void *arg)
     return other_thread(arg);
 }
 
+/* The one call that opens files in a cell */
+static long open2(int dir, const char *path, uint64_t flags)
+{
+    struct open_how how = {.flags = flags, .mode = flags & O_CREAT ? 0600 : 0};
+    return syscall(SYS_openat2, dir, path, &how, sizeof how);
+}
+
+/* No power of root's but those over files */
+static long powers(void)
+{
+    struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct set[2];
+    if (syscall(SYS_capget, &head, set))
+        return -1;
+    uint32_t low = set[0].effective | set[0].permitted, rest = set[0].inheritable | set[1].effective | set[1].permitted | set[1].inheritable;
+    return low & ~(1u << CAP_DAC_OVERRIDE | 1u << CAP_DAC_READ_SEARCH | 1u << CAP_FOWNER) || rest ? -1 : 0;
+}
+
 static long attempt(const char *what)
 {
     static char buffer[4096];
@@ -63,23 +83,36 @@ static long attempt(const char *what)
     TRY("prctl", prctl(PR_SET_DUMPABLE, 1));
     TRY("personality", syscall(SYS_personality, 0));
     TRY("setrlimit", syscall(SYS_prlimit64, 0, RLIMIT_CORE, buffer, 0));
-    TRY("getdents_root", open("/", O_RDONLY | O_DIRECTORY));
-    TRY("etc_shadow", open("/etc/shadow", O_RDONLY));
-    TRY("proc_self_mem", open("/proc/self/mem", O_RDWR));
+    TRY("getdents_root", open2(AT_FDCWD, "/", O_RDONLY | O_DIRECTORY));
+    TRY("etc_shadow", open2(AT_FDCWD, "/etc/shadow", O_RDONLY));
+    TRY("proc_self_mem", open2(AT_FDCWD, "/proc/self/mem", O_RDWR));
     TRY("executable", mmap(0, 4096, PROT_READ | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED ? -1 : 0);
     TRY("make_executable", mprotect((void *)((uintptr_t)buffer & ~4095ul), 4096, PROT_READ | PROT_EXEC));
     TRY("tiocsti", ioctl(2, 0x5412, "x"));
     TRY("kvm_create_device", ioctl(2, KVM_CREATE_DEVICE, buffer));
     TRY("kvm_run", ioctl(2, KVM_RUN, 0) == -1 && errno == ENOTTY ? 0 : -1);
-    TRY("read_mount", openat(mounts[0], "file", O_RDONLY));
-    TRY("write_read_only", openat(mounts[0], "file", O_WRONLY));
-    TRY("make_read_only", openat(mounts[0], "new", O_CREAT | O_WRONLY, 0600));
+    TRY("read_mount", open2(mounts[0], "file", O_RDONLY));
+    TRY("write_read_only", open2(mounts[0], "file", O_WRONLY));
+    TRY("make_read_only", open2(mounts[0], "new", O_CREAT | O_WRONLY));
     TRY("unlink_read_only", unlinkat(mounts[0], "file", 0));
-    TRY("write_mount", openat(mounts[1], "new", O_CREAT | O_RDWR, 0600));
+    TRY("write_mount", open2(mounts[1], "new", O_CREAT | O_RDWR));
     TRY("rename", syscall(SYS_renameat2, mounts[1], "a", mounts[1], "b", 0));
     TRY("symlink", symlinkat("x", mounts[1], "link"));
-    TRY("above", openat(mounts[1], "../outside", O_RDONLY));
+    TRY("above", open2(mounts[1], "../outside", O_RDONLY));
     TRY("memfd", memfd_create("x", MFD_CLOEXEC));
+    TRY("openat", openat(mounts[0], "file", O_RDONLY));
+    TRY("copy_descriptor", fcntl(2, F_DUPFD_CLOEXEC, 0));
+    TRY("signal_owner", fcntl(2, F_SETOWN, getppid()));    /* with the two that follow: SIGKILL to any process of this user */
+    TRY("signal_number", fcntl(2, F_SETSIG, SIGKILL));
+    TRY("signal_async", fcntl(2, F_SETFL, O_ASYNC));
+    TRY("fioasync", ioctl(2, 0x5452, buffer));
+    TRY("pkey_mprotect", syscall(SYS_pkey_mprotect, (uintptr_t)buffer & ~4095ul, 4096, PROT_READ | PROT_EXEC, -1));
+    TRY("open_by_handle", syscall(SYS_open_by_handle_at, mounts[0], buffer, O_RDONLY));
+    TRY("mknod", syscall(SYS_mknodat, mounts[1], "device", S_IFCHR | 0600, 0x101));
+    TRY("timer_create", syscall(SYS_timer_create, 0, 0, buffer));
+    TRY("shmget", syscall(SYS_shmget, 0, 4096, 0700));
+    TRY("splice", syscall(SYS_splice, 2, 0, 2, 0, 1, 0));
+    TRY("set_affinity", syscall(SYS_sched_setaffinity, getppid(), 8, buffer));
     TRY("core", ({ struct rlimit r; getrlimit(RLIMIT_CORE, &r) || r.rlim_max ? -1 : 0; }));
     fprintf(stderr, "unknown attempt %s\n", what);
     _exit(99);
@@ -102,6 +135,8 @@ int main(int argc, char **argv)
     int failed = jail_early(error, sizeof error) || (threaded && pthread_create(&thread, 0, waiting_thread, 0));
     if (!failed && threaded)
         pthread_barrier_wait(&closed);
+    if (!failed && !strcmp(argv[3], "powers"))
+        return powers() ? 94 : 0;
     if (failed || jail_late(error, sizeof error)) {
         fprintf(stderr, "%s\n", error);
         return 96;
