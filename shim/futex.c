@@ -60,8 +60,25 @@ static s64 futex_wait(u64 addr, u32 value, u32 bitset, u64 deadline)
     return r == -EINTR && deadline == NEVER ? -ERESTARTSYS : r;
 }
 
-enum { WAIT = 0, WAKE = 1, REQUEUE = 3, CMP_REQUEUE = 4, WAIT_BITSET = 9, WAKE_BITSET = 10 };
-#define SERVED 0x61b                 /* bits of those; not WAKE_OP and the ones with priority inheritance: no C library needs them */
+/* FUTEX_WAKE_OP: changes the second word, and wakes its waiters if the old value compares so. */
+static s64 futex_wake_op(u64 addr, u64 addr2, u64 n, u64 n2, u32 code)
+{
+    u32 *p = &AT(u32, addr2), arg = (u32)((s32)(code << 8) >> 20), op = code >> 28, compare = code >> 24 & 15;
+    s32 old = (s32)*p, other = (s32)(code << 20) >> 20;
+    if (op & 8)
+        arg = 1u << (arg & 31);
+    u32 results[] = {arg, (u32)old + arg, (u32)old | arg, (u32)old & ~arg, (u32)old ^ arg};
+    if ((op &= 7) > 4 || compare > 5)
+        return -ENOSYS;
+    *p = results[op];
+    /* EQ NE LT LE GT GE: the second half are opposites of LE and LT */
+    int holds = compare < 2 ? (old == other) ^ (int)compare : compare < 4 ? old < other + (int)(compare & 1) : old > other - (int)(compare & 1);
+    s64 done = futex_wake(addr, n, ~0u);
+    return holds ? done + futex_wake(addr2, n2, ~0u) : done;
+}
+
+enum { WAIT = 0, WAKE = 1, REQUEUE = 3, CMP_REQUEUE = 4, WAKE_OP = 5, WAIT_BITSET = 9, WAKE_BITSET = 10 };
+#define SERVED 0x63b                 /* bits of those; not the ones with priority inheritance: nobody has priorities here */
 #define CLOCK_REALTIME_FLAG 256
 #define PRIVATE_FLAG 128
 
@@ -77,9 +94,13 @@ s64 sys_futex(u64 addr, u64 op, u64 value, u64 timeout, u64 addr2, u64 value3)
         return -EFAULT;
     if (command == WAKE || command == WAKE_BITSET)
         return futex_wake(addr, (u32)value, bitset);
-    if (command == REQUEUE || command == CMP_REQUEUE) {
-        if (addr2 == addr || addr2 % 4)
+    if (command >= REQUEUE && command <= WAKE_OP) {
+        if (addr2 % 4)
             return -EINVAL;
+        if (!user_ok(addr2, 4, 1))
+            return -EFAULT;
+        if (command == WAKE_OP)
+            return futex_wake_op(addr, addr2, (u32)value, (u32)timeout, (u32)value3);
         if (command == CMP_REQUEUE && AT(volatile u32, addr) != (u32)value3)
             return -EAGAIN;
         return futex_pass(addr, (u32)value, ~0u, (u32)timeout, addr2);

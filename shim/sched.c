@@ -180,6 +180,7 @@ int block(u64 deadline)
         sleep_add(t, deadline);
     schedule();
     t->woken = 0;
+    attention |= t->result == -EINTR;    /* the call may have to be restarted */
     return t->result;
 }
 

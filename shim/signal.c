@@ -96,9 +96,11 @@ static void send(struct thread *t, int sig, int code, u64 a, u64 b)
     for (struct thread *x = threads; x && !to; x = x->next)
         if (wants(x, sig))
             to = x;
-    if (ignored(sig) && (!to || !((to->mask | to->sigwait) & SIGSET(sig))))
+    if (ignored(sig) && to && !((to->mask | to->sigwait) & SIGSET(sig)))
         return;
-    add(t ? &t->pending : &shared, sig, code, a, b);
+    /* To the thread that is to take it, even if it was sent to the process: another one could take it first, and then this one's
+     * call would have been interrupted for nothing. */
+    add(to ? &to->pending : &shared, sig, code, a, b);
     if (to && wants(to, sig))
         interrupt(to);
     signals_recalc();

@@ -73,9 +73,10 @@ static void drain(void)              /* what the guest wrote to stdout and stder
     for (int i = 1; i <= 2; i++) {
         volatile struct afw_flow *f = &WIN->flow[i];
         uint8_t *ring = (uint8_t *)AFW_WINDOW + AFW_WINDOW_DATA + (uint64_t)i * 2 * AFW_RING;
+        if (f->tx_tail != f->tx_head)
+            WIN->ready[0] |= 1u << i;
         for (; f->tx_tail != f->tx_head; f->tx_tail++)
             SYS(SYS_write, i, ring + f->tx_tail % AFW_RING, 1);
-        WIN->ready[0] |= 1u << i;
     }
 }
 
