@@ -31,10 +31,12 @@ allow_addresses = ["127.0.0.1/32"]
 
 [dns]
 upstream = ["{dns}"]
+timeout = {timeout}
 
 [tls]
 ca_files = ["{ca}"]
 shared = ["api.openai.com:{port}"]
+patience = {patience}
 
 [[credentials.rule]]
 host = "api.openai.com:{port}"
@@ -61,18 +63,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("-n", "--count", type=int, default=20)
     parser.add_argument("--agent", default=str(HERE / "agent_stdlib.py"))
+    parser.add_argument("--slow", type=float, default=1, metavar="FACTOR", help="longer time-outs, for an emulated machine")
     options = parser.parse_args()
     key = "sk-mock-" + secrets.token_hex(16)
     with tempfile.TemporaryDirectory(prefix="agentfw-example-") as name:
         directory = Path(name)
         with MockDNSThread({"api.openai.com": "127.0.0.1"}) as dns, model(directory, key) as (server, port):
             config = directory / "agentfw.toml"
-            config.write_text(CONFIG.format(port=port, dns=dns.address, ca=directory / "ca.pem"))
+            config.write_text(
+                CONFIG.format(
+                    port=port, dns=dns.address, ca=directory / "ca.pem", timeout=options.slow, patience=options.slow / 20
+                )
+            )
             done = subprocess.run(
                 [*AGENTFW, "run", "--config", str(config), "-n", str(options.count), "--json",
                  "--plugins", "dns,tls,policy,credentials",
                  "--env", f"OPENAI_BASE_URL=https://api.openai.com:{port}/v1", "--env", "OPENAI_API_KEY=sk-agentfw-placeholder",
-                 "--timeout", "60", options.agent, "Say", "hello."],
+                 "--timeout", f"{60 * options.slow:.0f}", options.agent, "Say", "hello."],
                 env={**os.environ, "MODEL_KEY": key}, stdout=subprocess.PIPE, text=True)  # fmt: skip
             server.send_signal(signal.SIGINT)
             served = json.loads((server.communicate(timeout=10)[0] or "{}").splitlines()[-1])

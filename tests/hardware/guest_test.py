@@ -43,7 +43,7 @@ def main() -> None:
     if fault.returncode != 139 or "SIGSEGV" not in fault.stderr:
         raise SystemExit(f"a null dereference gave exit {fault.returncode} and {fault.stderr!r}")
     print("-- null dereference: exit 139", flush=True)
-    print(run("network slice", [sys.executable, "examples/run_fleet.py", "--count", "3"], 600), flush=True)
+    print(run("network slice", [sys.executable, "examples/run_fleet.py", "--count", "8", "--slow", "20"], 600), flush=True)
     print("AGENTFW-HARDWARE: passed", flush=True)
 
 
