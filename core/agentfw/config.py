@@ -69,7 +69,11 @@ class Config:
         """ConfigError if there is anything at the top level but [run] and tables of these plugins."""
         for name, value in self.tables.items():
             if name != "run" and name not in known:
-                raise self.error(name, f"unknown table (known: {', '.join(sorted({'run', *known}))})")
+                raise self.error(
+                    name,
+                    f"unknown table (known: {', '.join(sorted({'run', *known}))}; a plugin's file "
+                    "is known when it is named in `plugins`)",
+                )
             if not isinstance(value, dict):
                 raise self.error(name, "must be a table")
 

@@ -27,9 +27,10 @@ class AgentfwError(Exception):
 
 class ConfigError(AgentfwError):
     """`key` (dotted, as in the file; "" when the file itself is the trouble) in `file` (None: an option or the environment),
-    line from 1."""
+    line from 1. `hint`: what to do about it, if that can be said."""
 
-    def __init__(self, key: str, message: str, file: str | Path | None = None, line: int | None = None) -> None:
+    def __init__(self, key: str, message: str, file: str | Path | None = None, line: int | None = None, hint: str = "") -> None:
+        self.hint = hint
         self.key = key
         self.message = message
         self.file = None if file is None else str(file)

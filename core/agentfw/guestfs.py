@@ -214,6 +214,11 @@ class View:
         names = (*self.mounts, *self.private, *PRIVATE, *self.files, *self.symlinks)
         return path == "/" or any(_inside(path, place) for place in self.mounts) or any(_inside(name, path) for name in names)
 
+    def shows(self, path: str | Path) -> bool:
+        """May a guest read the host's file `path` (by whatever name)?"""
+        real = os.path.realpath(path)
+        return any(_inside(real, os.path.realpath(mount.host_path)) for mount in self.mounts.values())
+
     def tidy(self) -> None:
         """Drop what a mount above shows anyway."""
         for path, mount in list(self.mounts.items()):

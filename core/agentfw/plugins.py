@@ -8,6 +8,9 @@ A plugin is a module (named by an entry point of group ``agentfw.plugins``, or a
                                                 # raise ConfigError("key.in.the.table", "what is wrong")
     def __init__(self, config): ...             # without config_type: __init__(self)
 
+    def check_guest(self, file, environment, sees): ...     # ConfigError if the agents, with these variables and seeing the files
+                                                # that `sees` says, could read what they must not; `file`: agentfw.toml or None
+
 and implements hooks of `agentfw.hookspecs` with `agentfw.hookimpl`. A misspelt hook is an error at start.
 
 `PluginManager` has one typed method a hook, and nothing else in the core touches pluggy. The hook lists are compiled into plain
@@ -22,7 +25,7 @@ import importlib.util
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -192,6 +195,19 @@ class PluginManager:
 
     def implemented(self, hook: str) -> bool:
         return bool(self._calls[hook])
+
+    def check_guest(self, config: Config, environment: Mapping[str, str], sees: Callable[[Path], bool]) -> None:
+        """ConfigError if a plugin does not want agents to have these variables and files."""
+        for name, plugin in self._named.items():
+            check = getattr(plugin, "check_guest", None)
+            if check is None:
+                continue
+            try:
+                check(config.file, environment, sees)
+            except ConfigError as error:
+                located = config.error(f"{name}.{error.key}", error.message)
+                located.hint = error.hint
+                raise located from None
 
     async def start(self, runtime: Runtime) -> None:
         """HookError or an AgentfwError of the plugin's stops the start."""

@@ -91,6 +91,35 @@ def test_guesses_what_was_meant(agentfw: Agentfw, tmp_path: Path, arguments: lis
     assert agentfw(*arguments).stderr.splitlines()[-1] == f"hint: {hint}"
 
 
+RULE = '[[credentials.rule]]\nhost = "a.example"\nheader = "authorization"\nvalue = "Bearer %s"\n'
+
+
+def test_a_secret_where_agents_could_read_it(agentfw: Agentfw, tmp_path: Path) -> None:
+    """A README's promise, that keys never enter a VM, kept against the operator's own slips."""
+    program, outside = tmp_path / "program", tmp_path / "outside"
+    program.mkdir()
+    outside.mkdir()
+    (program / "x.py").write_text("print('ran')\n")
+    beside = program / "agentfw.toml"
+    beside.write_text(RULE % "sk-0123456789")
+    done = agentfw("run", "x.py", cwd=program)
+    expected = f"{beside}:4: credentials.rule.0.value: the agents could read this secret, in {beside}"
+    assert (complaint(done), done.returncode) == (expected, 125)
+    assert "${env:NAME}" in done.stderr and "sk-0123" not in done.stderr
+
+    beside.write_text(RULE % "${env:KEY}")
+    environment = {"KEY": "sk-0123456789"}
+    done = agentfw("run", "--env", "KEY", "x.py", cwd=program, env=environment)
+    assert complaint(done).endswith("the agents could read this secret, as KEY") and done.returncode == 125
+    assert agentfw("run", "x.py", cwd=program, env=environment).stdout == "ran\n"
+
+    (outside / "key").write_text("sk-0123456789\n")
+    beside.write_text(RULE % f"${{file:{outside}/key}}")
+    done = agentfw("run", "--mount", f"{outside}:/data", "x.py", cwd=program)
+    assert complaint(done).endswith(f"the agents could read this secret, in {outside}/key") and done.returncode == 125
+    assert agentfw("run", "x.py", cwd=program).stdout == "ran\n"
+
+
 def test_an_internal_error_is_one_line_too(agentfw: Agentfw, tmp_path: Path) -> None:
     """A cache that is a file: whatever comes of it is told, with a way out."""
     (tmp_path / "x.py").touch()

@@ -77,6 +77,13 @@ def test_doctor_checks_what_it_says(agentfw: Agentfw) -> None:
     assert document["ok"] == all(check["status"] != "fail" for check in document["checks"])
 
 
+@pytest.mark.parametrize("group", [[], ["plugins"], ["config"], ["cache"]])
+def test_a_group_alone_shows_its_commands(agentfw: Agentfw, group: list[str]) -> None:
+    done = agentfw(*group)
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr.startswith(f"Usage: {' '.join(['agentfw', *group])} ") and "\nCommands:\n" in done.stderr
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion(agentfw: Agentfw, shell: str) -> None:
     done = agentfw("completion", shell)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 import subprocess
@@ -14,9 +15,10 @@ import agentfw_native
 import agentfw_policy
 import agentfw_tls_pool
 import pytest
-from agentfw import hookspecs
+from agentfw import Destination, Headers, RequestHead, hookspecs
 from agentfw.config import RunConfig, load_config
 from agentfw.plugins import load_plugins
+from agentfw.testing import make_agent
 
 DOCS = Path(__file__).parents[2] / "docs"
 PLUGINS = (DOCS / "plugins.md").read_text()
@@ -57,11 +59,18 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 def test_the_plugin_example_runs(tmp_path: Path) -> None:
-    plugin, test = blocks(PLUGINS, "python")
+    plugin, header, test = blocks(PLUGINS, "python")
     (tmp_path / "my_policy.py").write_text(plugin)
     (tmp_path / "test_my_policy.py").write_text(test)
     assert load_plugins([str(tmp_path / "my_policy.py")], load_config(directory=tmp_path)).hooks("my_policy") == ["allow"]
     subprocess.run([sys.executable, "test_my_policy.py"], cwd=tmp_path, check=True, timeout=60)
+
+    (tmp_path / "team_header.py").write_text(header)
+    (tmp_path / "agentfw.toml").write_text('[team_header]\nteam = "red"\n')
+    manager = load_plugins([str(tmp_path / "team_header.py")], load_config(directory=tmp_path))
+    head = RequestHead("GET", "/", Headers([("X-Team", "blue")]))
+    asyncio.run(manager.request(make_agent(), Destination.make("https", "api.example"), head, None))
+    assert list(head.headers) == [("x-team", "red")] and manager.statistics() == {"team_header.marked": 1}
 
 
 def test_the_configuration_example_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

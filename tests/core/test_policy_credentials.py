@@ -162,6 +162,33 @@ def test_files_and_duplicates(tmp_path: Path) -> None:
         credentials(rule(), rule(header="AUTHORIZATION"))
 
 
+@pytest.mark.parametrize(
+    ("value", "environment", "visible", "message"),
+    [
+        ("Bearer ${env:KEY}", {}, ("agentfw.toml",), None),
+        ("Bearer ${env:KEY}", {"KEY": PLACEHOLDER}, (), None),
+        ("Bearer ${env:KEY}", {"MINE": f"key={KEY}"}, (), "as MINE"),
+        ("Bearer ${file:DIR/key}", {}, ("agentfw.toml",), None),
+        ("Bearer ${file:DIR/key}", {}, ("key",), "in DIR/key"),
+        (KEY, {}, ("key",), None),
+        (KEY, {}, ("agentfw.toml",), "in DIR/agentfw.toml"),
+    ],
+)
+def test_agents_must_not_be_shown_secrets(
+    tmp_path: Path, value: str, environment: dict[str, str], visible: tuple[str, ...], message: str | None
+) -> None:
+    (tmp_path / "key").write_text(KEY)
+    plugin = credentials(rule(host="other.example", header="x-key"), rule(value=value.replace("DIR", str(tmp_path))), KEY=KEY)
+    seen = {tmp_path / name for name in visible}
+    if message is None:
+        plugin.check_guest(tmp_path / "agentfw.toml", environment, seen.__contains__)
+        return
+    with pytest.raises(ConfigError) as caught:
+        plugin.check_guest(tmp_path / "agentfw.toml", environment, seen.__contains__)
+    assert str(caught.value).endswith(message.replace("DIR", str(tmp_path))) and KEY not in str(caught.value)
+    assert caught.value.key in ("rule.0.value", "rule.1.value")
+
+
 INFO = TlsInfo("TLSv1.3", ("c", "TLSv1.3", 256), None, b"", True)
 
 

@@ -159,6 +159,10 @@ CASES: dict[str, tuple[list[str], str]] = {
     "stdin empty": (["-"], ""),
     "deep": (["deep.py"], ""),
     "warns": (["warns.py"], ""),
+    "warns of its caller": (
+        ["-c", "import warnings; warnings.warn('old', DeprecationWarning, 3); warnings.warn('too', DeprecationWarning)"],
+        "",
+    ),
     "stdout closed": (["stdout_closed.py"], ""),
     "bytes out": (["bytes_out.py"], ""),
     "chained": (["chained.py"], ""),

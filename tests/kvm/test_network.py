@@ -207,11 +207,12 @@ def servers() -> Iterator[Servers]:
         yield Servers(stack)
 
 
-def test_an_agents_network(agentfw: Agentfw, servers: Servers, tmp_path: Path) -> None:
+def test_an_agents_network(agentfw: Agentfw, servers: Servers, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     with MockLLMThread(MockOptions(keys=(KEY,), names=("other.test",))) as llm:
         ports = {**servers.ports, "llm": llm.server.port}
         (tmp_path / "ca.pem").write_text(llm.ca_pem)
-        (tmp_path / "key").write_text(KEY)
+        key = tmp_path_factory.mktemp("secrets") / "key"
+        key.write_text(KEY)
         (tmp_path / "agent.py").write_text(AGENT)
         (tmp_path / "agentfw.toml").write_text(f"""
 [run]
@@ -226,7 +227,7 @@ allow_addresses = ["127.0.0.1/32"]
 [[credentials.rule]]
 host = "api.openai.com:{ports["llm"]}"
 header = "authorization"
-value = "Bearer ${{file:{tmp_path}/key}}"
+value = "Bearer ${{file:{key}}}"
 """)
         done = agentfw("run", "agent.py")
         assert done.returncode == 0, done.stderr

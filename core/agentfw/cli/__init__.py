@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from ..errors import AgentfwError, ConfigError, UnknownPlugin
-from .output import complain
+from .output import complain, say
 
 OWN_FAULT = 125
 
@@ -102,6 +102,9 @@ def _main(arguments: list[str] | None) -> int:
         return stop.exit_code
     except click.Abort:
         return 130
+    except click.exceptions.NoArgsIsHelpError as error:  # its message is the help, not a sentence
+        say(error.format_message())
+        return 2
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "agentfw"
         complain(_lower(error.format_message()), getattr(error, "hint", "") or f"see `{command} --help`")

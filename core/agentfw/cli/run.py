@@ -285,6 +285,7 @@ async def _run(options: Options, program: Sequence[str]) -> int:
     manager = load_plugins(options.plugins, options.config)
     _check_kvm()
     template, job, notes = prepare(options, program)
+    manager.check_guest(options.config, job.env, template.view.shows)
     if not options.quiet:
         for note in notes:
             say(f"note: {note}")

@@ -160,6 +160,7 @@ def _new_main() -> types.ModuleType:
     namespace.pop("__file__", None)
     namespace.pop("__cached__", None)
     sys.modules["__main__"] = main
+    globals()["__name__"] = "agentfw_bootstrap"  # warnings' filters must not take our frames for the program's
     return main
 
 

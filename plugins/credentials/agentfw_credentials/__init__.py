@@ -7,7 +7,8 @@
     placeholder = "sk-agentfw-placeholder"      # what agents are given as their "key"
 
 Only over TLS that the host verified. An agent's own key on such a route, and a placeholder or secret on its way to anywhere else,
-are refused. Secrets live in this object only; no repr, message or counter shows them.
+are refused. Secrets live in this object only; no repr, message or counter shows them. A file they were read from, agentfw.toml
+itself for a literal one, must not be among what the agents see, nor a secret among their variables: that stops the command.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,10 +57,11 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 class Rule:
     """A checked rule with its secret. `name` is what messages call it."""
 
-    __slots__ = ("_value", "header", "host", "name", "placeholder", "port", "secrets", "shown")
+    __slots__ = ("_value", "files", "header", "host", "literal", "name", "number", "placeholder", "port", "secrets", "shown")
 
-    def __init__(self, config: RuleConfig, environment: Mapping[str, str]) -> None:
+    def __init__(self, config: RuleConfig, environment: Mapping[str, str], number: int = 0) -> None:
         """ConfigError (key within the rule) if it cannot be used."""
+        self.number = number
         try:
             self.host, self.port = parse_authority(config.host, 443)
         except ValueError as error:
@@ -76,12 +78,14 @@ class Rule:
         if not _PLACEHOLDER.match(self.placeholder):
             raise ConfigError("placeholder", "must be at least 8 printable ASCII characters without blanks")
         self.secrets: tuple[str, ...] = tuple(_read(kind, where, environment) for kind, where in _SOURCE.findall(config.value))
+        self.files = tuple(Path(where).expanduser().absolute() for kind, where in _SOURCE.findall(config.value) if kind == "file")
         left = iter(self.secrets)
         self._value = _SOURCE.sub(lambda _: next(left), config.value)
         self.shown = _SOURCE.sub(lambda _: self.placeholder, config.value)
         """The value as an agent that fills in its placeholder sends it."""
         _check_value(self._value)
-        if not self.secrets:
+        self.literal = not self.secrets
+        if self.literal:
             self.secrets = (self._value,)
             self.shown = self.placeholder
         if any(self.placeholder in secret or secret in self.placeholder for secret in self.secrets):
@@ -112,6 +116,10 @@ def _read(kind: str, where: str, environment: Mapping[str, str]) -> str:
     return value
 
 
+def _within(secret: str, value: str) -> bool:
+    return secret == value or (len(secret) >= 8 and secret in value)  # short ones are in much by chance
+
+
 def _check_value(value: str) -> None:
     if not value.strip() or value != value.strip():
         raise ConfigError("value", "is empty or has blanks at its ends")
@@ -131,7 +139,7 @@ class Plugin:
         """placeholder or secret -> where it may go"""
         for i, each in enumerate(config.rule):
             try:
-                rule = Rule(each, environment)
+                rule = Rule(each, environment, i)
             except ConfigError as error:
                 raise ConfigError(f"rule.{i}.{error.key}", error.message) from None
             place = (rule.host, rule.port)
@@ -150,6 +158,16 @@ class Plugin:
 
     def __repr__(self) -> str:
         return f"<credentials: {sum(map(len, self._rules.values()))} rules>"
+
+    def check_guest(self, file: Path | None, environment: Mapping[str, str], sees: Callable[[Path], bool]) -> None:
+        """ConfigError if the agents could read a secret: in `file` (agentfw.toml), in a file of ours, in their environment."""
+        for rule in (rule for rules in self._rules.values() for rule in rules):
+            places = [*rule.files, *([file] if rule.literal and file is not None else [])]
+            names = [name for name, value in environment.items() if any(_within(secret, value) for secret in rule.secrets)]
+            where = next((f"in {place}" for place in places if sees(place)), f"as {names[0]}" if names else "")
+            if where:
+                hint = "write `${env:NAME}` and give agents the placeholder, or `${file:PATH}` with a file that they do not see"
+                raise ConfigError(f"rule.{rule.number}.value", f"the agents could read this secret, {where}", hint=hint)
 
     @hookimpl
     def allow(self, agent: Agent, destination: Destination) -> None:

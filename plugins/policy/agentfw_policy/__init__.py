@@ -54,7 +54,10 @@ class RuleList:
 
     def _add(self, pattern: str) -> None:
         if "/" in pattern:
-            self.networks.append((ipaddress.ip_network(pattern), pattern))
+            try:
+                self.networks.append((ipaddress.ip_network(pattern), pattern))
+            except ValueError as error:
+                raise ValueError(f"{error} (write a name, an address or a network, no URL)") from None
             return
         if pattern == "*" or pattern.startswith("*:"):
             host, port = "", parse_authority("any" + pattern[1:], 0)[1]
