@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import select
 import socket
 import ssl
 import threading
@@ -86,19 +87,33 @@ class FakeRuntime:
             assert der is not None
             self._answer(sock, {"ok": True, "version": tls.version(), "cipher": tls.cipher(), "alpn": tls.selected_alpn_protocol(),
                                 "cert": base64.b64encode(der).decode()})  # fmt: skip
-            upward = threading.Thread(target=self._up, args=(sock, tls), daemon=True)
-            upward.start()
-            while data := tls.recv(65536):
-                sock.sendall(data)
-            sock.shutdown(socket.SHUT_WR)
-            upward.join(10)
+            relay(sock, tls)
 
-    @staticmethod
-    def _up(sock: socket.socket, tls: ssl.SSLSocket) -> None:
-        with contextlib.suppress(OSError):
-            while data := sock.recv(65536):
+
+def relay(sock: socket.socket, tls: ssl.SSLSocket) -> None:
+    """Both ways in one thread: an SSL object is not for two."""
+    readers: list[socket.socket] = [sock, tls]
+    while tls in readers:
+        ready = [tls] if tls.pending() else select.select(readers, [], [])[0]
+        if sock in ready:
+            if data := sock.recv(65536):
                 tls.sendall(data)
-            # close_notify, and the plain half stays open for what is still coming
-            raw = socket.socket(fileno=socket.dup(tls.fileno()))
-            with raw:
-                raw.shutdown(socket.SHUT_WR)
+            else:  # our close_notify would be here; the plain half stays open for what is still coming
+                readers.remove(sock)
+                with contextlib.suppress(OSError), socket.socket(fileno=socket.dup(tls.fileno())) as raw:
+                    raw.shutdown(socket.SHUT_WR)
+        if tls in ready:
+            tls.setblocking(False)
+            try:
+                data = tls.recv(65536)
+            except ssl.SSLWantReadError:  # a session ticket, not data
+                continue
+            finally:
+                tls.setblocking(True)
+            if data:
+                sock.sendall(data)
+            else:
+                readers.remove(tls)
+    sock.shutdown(socket.SHUT_WR)
+    while sock in readers and sock.recv(65536):
+        pass

@@ -41,8 +41,8 @@ def inside(runtime: FakeRuntime, server: TlsServer, tmp_path: Path) -> Callable[
         script = tmp_path / "script.py"
         script.write_text(f"PORT = {port or runtime.port}\n" + textwrap.dedent(code))
         done = subprocess.run(
-            [sys.executable, "-X", "dev", HERE / "inside.py", str(port or runtime.port), script, ca, *args],
-            env={"PATH": os.environ["PATH"], "AGENTFW_GUEST": str(GUEST), **environment},
+            [sys.executable, HERE / "inside.py", str(port or runtime.port), script, ca, *args],
+            env={"PATH": os.environ["PATH"], "AGENTFW_GUEST": str(GUEST), "PYTHONWARNINGS": "default", **environment},
             capture_output=True,
             text=True,
             timeout=60,
