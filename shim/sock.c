@@ -270,6 +270,8 @@ static void connect_stream(struct sock *s, struct addr *a)
                     invent(s, &s->local);
             }
             connect_here(s, a);
+            if (LATER(s) && s->domain != AF_UNIX)
+                fail(-EINPROGRESS);  /* done, but programs count on having to wait */
             return;
         }
         flow_open(s, &s->s.rx, AFW_KIND_TCP, a);
