@@ -51,6 +51,8 @@ PL(newfstatat)
         file_stat(need(a), &st);
     else
         r = at(a, b, d & AT_SYMLINK_NOFOLLOW, (u64)&st, AFW_OP_STAT);
+    if ((st.st_mode & (S_IFMT | S_ISVTX)) == (S_IFREG | S_ISVTX))
+        st.st_mode ^= S_IFREG ^ S_IFSOCK ^ S_ISVTX;  /* a bound socket's name (sock.c) */
     return r ? r : copy_out(c, &st, sizeof st);
 }
 PL(stat) { return sys_newfstatat(AT_FDCWD, a, b, 0, 0, 0); }
@@ -90,6 +92,7 @@ PL(fchownat)
     s64 r = at(a, b, F_OK, e & AT_SYMLINK_NOFOLLOW, AFW_OP_ACCESS);
     return r ? r : mine(c, d);
 }
+PL(lchown) { return sys_fchownat(AT_FDCWD, a, b, c, AT_SYMLINK_NOFOLLOW, 0); }
 
 PL(utimensat)
 {

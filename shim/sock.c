@@ -130,8 +130,8 @@ static void bind_to(struct sock *s, struct addr *a)
         invent(s, a);
     else if (taken(s, a))
         fail(-EADDRINUSE);
-    if (a->len && a->b[0]) {         /* the file stands for the name, as elsewhere */
-        s64 fd = ring_open((u64)a->b, a->len, O_CREAT | O_EXCL | O_WRONLY, 0755, AFW_CWD);
+    if (a->len && a->b[0]) {         /* a file stands for the name, as elsewhere; by its sticky bit stat() knows it */
+        s64 fd = ring_open((u64)a->b, a->len, O_CREAT | O_EXCL | O_WRONLY, S_ISVTX | 0755, AFW_CWD);
         if (fd < 0)
             fail(fd == -EEXIST ? -EADDRINUSE : fd);
         fd_uninstall(fd);

@@ -148,6 +148,12 @@ static int64_t operation(const struct afw_sqe *e)
         return sys6(SYS_pread64, (long)a[0], (long)a[1], (long)a[2], (long)a[3], 0, 0);
     case AFW_OP_PWRITE:
         return sys6(SYS_pwrite64, (long)a[0], (long)a[1], (long)a[2], (long)a[3], 0, 0);
+    case AFW_OP_STAT: {
+        char path[4096] = {0};
+        for (uint64_t i = 0; i < a[1] && i < 4095; i++)
+            path[i] = ((char *)a[0])[i];
+        return sys6(SYS_newfstatat, AT_FDCWD, (long)path, (long)a[3], (long)a[2], 0, 0);
+    }
     case AFW_OP_FSTAT:
         return SYS(SYS_fstat, a[0], a[1], 0);
     case AFW_OP_UNLINK:

@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 
 static char buf[200000];
@@ -351,6 +352,9 @@ static void unix_sockets(void)
     n = sizeof got;
     T(getpeername(c, (void *)&got, &n));
     T(strcmp(got.sun_path, path));
+    struct stat st;
+    T(stat(path, &st));
+    T(st.st_mode & S_IFMT);
     T(n == 2 + strlen(path) + 1);
     T(unlink(path));
     T(close(c) + close(l));

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from agentfw_vmm import Cell, CellConfig, Mount, VmExit
 
-from .test_core import KVM, Handler, built, on_harness
+from .test_core import Handler, built, on_harness
 
 __all__ = ["built"]
 PROGRAMS = ["io_pipes", "io_poll", "io_sockets", "io_files"]
@@ -48,7 +48,6 @@ def test_on_harness(built: Path, program: str) -> None:
     same(native(built, program), run.stdout.decode().splitlines())
 
 
-@KVM
 @pytest.mark.kvm
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_in_vm(built: Path, program: str) -> None:
