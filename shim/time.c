@@ -23,6 +23,7 @@ u64 deadline_after(u64 ns)
 }
 
 /* What the host counted at the last entry, and the time since we first saw that count. */
+#define SLICE 8000000                /* ns: no run of the vCPU is much longer */
 static u64 counted, since, shown;
 
 void cpu_time_restart(void)
@@ -39,7 +40,7 @@ u64 cpu_time(void)
         counted = CTL->cpu_ns;
         since = now;
     }
-    u64 t = counted + (now - since);
+    u64 part = now - since, t = counted + (part < SLICE ? part : SLICE);     /* what is more went to others on the host */
     if (t < shown)
         t = shown;                   /* our estimate was ahead */
     return shown = t;
