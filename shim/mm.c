@@ -269,8 +269,11 @@ s64 sys_madvise(u64 addr, u64 len, u64 advice)
         return len || addr % PAGE ? r : 0;
     if (!region_covered(start, end, 0))
         return -ENOMEM;
-    if (advice != MADV_DONTNEED)
-        return 0;                    /* hints; MADV_FREE may keep the pages */
+    /* Hints; MADV_FREE may keep the pages. And so may the C library's word that an ending thread's stack is not needed: what lies
+     * right below a stack pointer nobody can count on, and the next thread that gets the stack is spared a fault a page. */
+    u64 sp = user_frame()->rsp;
+    if (advice != MADV_DONTNEED || (sp - ADDRESS(end) < 0x8000 && region_at(PAGE_OF(sp))->start <= start))
+        return 0;
     for (page s = start, e; r >= 0 && (p = region_piece(s, end)); s = e) {
         e = p->end;
         u32 a = p->attr;

@@ -132,11 +132,14 @@ static int64_t operation(const struct afw_sqe *e)
         if (a[0] % 4096 || a[1] % 4096)
             return -EINVAL;
         return SYS(SYS_mprotect, a[0], a[1], !a[2] ? PROT_NONE : a[2] & PROT_WRITE ? 7 : PROT_READ | PROT_EXEC);
+    case AFW_OP_UNLINK:
     case AFW_OP_OPEN: {
         char path[4096];
         for (uint64_t i = 0; i < a[1] && i < 4095; i++)
             path[i] = ((char *)a[0])[i];
         path[a[1] < 4095 ? a[1] : 4095] = 0;
+        if (e->op == AFW_OP_UNLINK)
+            return SYS(SYS_unlink, path, 0, 0);
         long fd = sys6(SYS_openat, AT_FDCWD, (long)path, (long)a[2], (long)a[3], 0, 0);
         if (fd >= 0 && a[5])
             SYS(SYS_fstat, fd, a[5], 0);
@@ -156,8 +159,6 @@ static int64_t operation(const struct afw_sqe *e)
     }
     case AFW_OP_FSTAT:
         return SYS(SYS_fstat, a[0], a[1], 0);
-    case AFW_OP_UNLINK:
-        return SYS(SYS_unlink, a[0], 0, 0);
     case AFW_OP_TRUNCATE:
         return SYS(SYS_ftruncate, a[0], a[1], 0);
     case AFW_OP_MAPFILE: {

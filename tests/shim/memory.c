@@ -181,14 +181,13 @@ static void plain(void)
 
 int main(int argc, char **argv)
 {
-    (void)argv;
     struct sigaction a = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_NODEFER};
     sigaction(SIGSEGV, &a, 0);
     arena = mmap(0, PAGES * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(arena != MAP_FAILED);
     for (size_t i = 0; i < PAGES; i++)
         model[i].mapped = 1;
-    state += (uint32_t)argc;
+    state += argc > 1 ? (uint32_t)atoi(argv[1]) : 0;
     plain();
     random_steps(4000);
     return 0;

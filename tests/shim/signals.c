@@ -1,6 +1,9 @@
 /* Signals: delivery, masks, stacks, siginfo, restart, faults; registers survive handlers. */
 #include "check.h"
+#include <poll.h>
 #include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/select.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <sys/syscall.h>
@@ -115,6 +118,7 @@ int main(void)
 
     /* sigsuspend, sigtimedwait */
     sigset_t usr, none;
+    struct timespec ms = {0, 5000000};
     sigemptyset(&none);
     sigemptyset(&usr);
     sigaddset(&usr, SIGUSR2);
@@ -124,8 +128,28 @@ int main(void)
     CHECK(!got && sigsuspend(&none) == -1 && errno == EINTR && got == SIGUSR2);
     sigprocmask(SIG_BLOCK, 0, &pending);
     CHECK(sigismember(&pending, SIGUSR2));
+    /* the waiting calls with a mask of their own: the handler runs under it, and the old one is back afterwards */
+    int epoll = epoll_create1(0);
+    struct epoll_event event;
+    struct timespec second = {1, 0};
+    for (int way = 0; way < 6; way++) {
+        if (way < 3)
+            raise(SIGUSR2);          /* pending before */
+        else
+            pthread_create(&t, 0, kick_main, (void *)SIGUSR2);
+        got = 0;
+        errno = 0;
+        int r = way % 3 == 0 ? ppoll(0, 0, &second, &none) : way % 3 == 1 ? pselect(0, 0, 0, 0, &second, &none)
+                                                                         : epoll_pwait(epoll, &event, 1, 1000, &none);
+        CHECK(r == -1 && errno == EINTR && got == SIGUSR2);
+        sigprocmask(SIG_BLOCK, 0, &pending);
+        CHECK(sigismember(&pending, SIGUSR2) && !sigismember(&pending, SIGUSR1));
+        CHECK(way < 3 || !pthread_join(t, 0));
+        got = 0;
+        raise(SIGUSR2);
+        CHECK(!got && ppoll(0, 0, &ms, 0) == 0 && !got && sigtimedwait(&usr, 0, &ms) == SIGUSR2);
+    }
     siginfo_t info;
-    struct timespec ms = {0, 5000000};
     CHECK(sigtimedwait(&usr, &info, &ms) == -1 && errno == EAGAIN);
     pthread_create(&t, 0, kick_main, (void *)SIGUSR2);
     got = 0;

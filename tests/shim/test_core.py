@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 HERE = Path(__file__).parent
 BLOB = HERE.parents[1] / "build/native/shim.bin"
-PROGRAMS = ["threads", "memory", "signals", "clocks", "futex", "random"]
+PROGRAMS = ["threads", "memory", "signals", "clocks", "futex", "random", "filemap"]
 KVM = pytest.mark.kvm
 
 
@@ -85,6 +85,12 @@ def test_native(built: Path, program: str) -> None:
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_harness(built: Path, program: str) -> None:
     run = on_harness(built, program)
+    assert (run.returncode, run.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("seed", ["1", "2", "3"])
+def test_memory_by_chance(built: Path, seed: str) -> None:
+    run = on_harness(built, "memory", seed)
     assert (run.returncode, run.stderr) == (0, b"")
 
 
