@@ -1,13 +1,13 @@
 /* Files behind a ring handle: the description's place, read-ahead, and the calls on a descriptor.
  *
  * A kick costs some 25 us, a read served from here well under one. So a description keeps the struct stat that OPEN gave it, where
- * the end was seen, and (once it is read in small pieces in order) the next 16 KiB. All of that holds for at most two
+ * the end was seen, and (once it is read in small pieces in order) up to the next 64 KiB. All of that holds for at most two
  * milliseconds, and not over a change made through this VM: what others change on the host is seen after that.
  */
 #include "io.h"
 #include <sys/file.h>
 
-#define AHEAD 0x4000
+#define AHEAD 0x10000
 #define FRESH 2000000                /* ns */
 #define AT_END NEVER                 /* place after an append, and PWRITE's: where the end is */
 
@@ -119,7 +119,8 @@ static s64 read_piece(struct file *f, u64 piece, u64 len, u64 at)
         if (!r->ahead)
             r->ahead = alloc(AHEAD);
         into = (u64)r->ahead;
-        want = AHEAD;
+        if (want < at)               /* the longer it goes on, the more */
+            want = min64(at, AHEAD);
     }
     r->ahead_n = r->last = 0;        /* in case the call fails */
     n = handle_call(f, into, want, at, AFW_OP_PREAD);

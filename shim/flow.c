@@ -59,6 +59,7 @@ void flow_open(void *file, struct chan **both, u32 kind, const struct addr *to)
         fail(r);
     both[0] = flow_chan(i, 0, file);
     both[1] = flow_chan(i, 1, file);
+    both[0]->frames = kind == AFW_KIND_UDP;
 }
 
 void flow_leave(struct chan *rx, struct chan *tx)

@@ -84,7 +84,7 @@ void chan_consume(struct chan *c, u32 n)
     u32 room = chan_room(c);
     __atomic_store_n(c->tail, *c->tail + n, __ATOMIC_RELEASE);
     if (c->flow) {
-        if (room <= CHAN_MAX / 2)    /* the worker may have stopped for want of room */
+        if (c->frames || room <= CHAN_MAX / 2)       /* the worker may have stopped for want of room */
             flow_kick(c->flow);
     } else if (c->frames || room < PIPE_BUF)
         file_notify(c->writer, POLLOUT);
