@@ -171,7 +171,7 @@ s64 chan_write(struct file *f, struct io *io, u32 msg, s64 pos UNUSED)
 s64 chan_ioctl(struct file *f, u64 cmd, u64 arg)
 {
     struct stream *s = STREAM(f);
-    struct chan *c = s->rx;
+    struct chan *c = s->rx ? s->rx : s->tx;
     if (s->sock && s->sock->frx && !chan_used(c))
         c = s->sock->frx;
     u32 n = c ? chan_used(c) : 0;

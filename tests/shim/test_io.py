@@ -11,7 +11,7 @@ from agentfw_vmm import Cell, CellConfig, Mount, VmExit
 from .test_core import Handler, built, on_harness
 
 __all__ = ["built"]
-PROGRAMS = ["io_pipes", "io_poll", "io_sockets", "io_files"]
+PROGRAMS = ["io_pipes", "io_poll", "io_sockets", "io_random", "io_files"]
 
 
 def native(built: Path, program: str) -> list[str]:
@@ -41,7 +41,7 @@ def same(expected: list[str], got: list[str]) -> None:
     assert expected == got, "\n".join(difflib.unified_diff(expected, got, "native", "shim", lineterm="", n=1))
 
 
-@pytest.mark.parametrize("program", PROGRAMS[:3])
+@pytest.mark.parametrize("program", PROGRAMS[:4])
 def test_on_harness(built: Path, program: str) -> None:
     run = on_harness(built, program)
     assert run.returncode == 0, run.stderr.decode()
