@@ -42,14 +42,18 @@ void flow_open(void *file, struct chan **both, u32 kind, const struct addr *to)
 {
     u64 deadline = deadline_after(4000000000);
     const u64 *ip = to->ip;
-    u32 i = AFW_FLOW_FIRST;
-    while (owner[i] || __atomic_load_n(&WIN->flow[i].hstate, __ATOMIC_ACQUIRE) != AFW_H_FREE)
-        if (++i == AFW_FLOWS) {      /* the worker frees closed ones soon */
-            int r = ((struct file *)file)->flags & O_NONBLOCK ? -EAGAIN : io_wait(&freed, deadline);
-            if (r)
-                fail(r == -EINTR ? -ERESTARTSYS : -EAGAIN);
-            i = AFW_FLOW_FIRST;
-        }
+    u32 i = AFW_FLOW_FIRST, closing = 0;
+    while (owner[i] || __atomic_load_n(&WIN->flow[i].hstate, __ATOMIC_ACQUIRE) != AFW_H_FREE) {
+        closing |= !owner[i];
+        if (++i < AFW_FLOWS)
+            continue;
+        /* All taken. The worker frees closed ones soon, so that even a non-blocking connect() may wait for it. */
+        int r = closing ? io_wait(&freed, deadline) : -EADDRNOTAVAIL;
+        if (r)
+            fail(r == -EINTR ? -ERESTARTSYS : -EADDRNOTAVAIL);
+        i = AFW_FLOW_FIRST;
+        closing = 0;
+    }
     volatile struct afw_flow *f = &WIN->flow[i];
     f->tx_head = f->rx_tail = f->gflags = 0;
     f->kind = kind;
