@@ -336,11 +336,19 @@ class Fleet:
 
     # -- runs
 
-    async def run(self, job: Job, streams: Streams, *, name: str = "", timeout: float | None = None) -> Result:  # noqa: ASYNC109  # as subprocess.run() has it
+    async def run(
+        self,
+        job: Job,
+        streams: Streams,
+        *,
+        name: str = "",
+        labels: Mapping[str, str] | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  # as subprocess.run() has it
+    ) -> Result:
         """Run `job` in a fresh VM to its end; all its output is in the sinks when this returns. Never raises for what the agent
         does. `timeout`: seconds from here."""
         number = next(self._numbers)
-        agent = Agent(f"{os.getpid()}-{number}", name or f"agent-{number}")
+        agent = Agent(f"{os.getpid()}-{number}", name or f"agent-{number}", labels or {})
         loop = asyncio.get_running_loop()
         started = loop.time()
         deadline = None if timeout is None else started + timeout

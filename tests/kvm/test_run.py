@@ -395,3 +395,23 @@ def test_a_rehearsal_tells_which_pages_to_populate(agentfw: Agentfw, tmp_path: P
     assert hot.read_bytes() == noise
     hot.unlink()
     assert agentfw("run", "-c", "print(3)", env=cache).stdout == "3\n" and hot.exists()
+
+
+def test_agents_know_their_number(agentfw: Agentfw) -> None:
+    code = "import os; print(os.environ['AGENTFW_AGENT_INDEX'], 'of', os.environ['AGENTFW_AGENT_COUNT'])"
+    assert sorted(agentfw("run", "-n", 3, "-c", code).stdout.splitlines()) == ["1 of 3", "2 of 3", "3 of 3"]
+    alone = agentfw("run", "-c", "import os; print([name for name in os.environ if 'AGENTFW' in name])")
+    assert alone.stdout == "[]\n"
+
+
+def test_labels_reach_plugins(agentfw: Agentfw, tmp_path: Path) -> None:
+    (tmp_path / "tell.py").write_text(
+        "import sys\nfrom agentfw import hookimpl\n"
+        "class Plugin:\n    name = 'tell'\n    config_type = None\n"
+        "    @hookimpl\n    def exit(self, agent, report): print(sorted(agent.labels.items()), file=sys.stderr)\n"
+    )
+    done = agentfw("run", "-q", "--plugins", "./tell.py", "--label", "team=red", "--label", "run=7", "-c", "pass")
+    assert (done.returncode, done.stderr) == (0, "[('run', '7'), ('team', 'red')]\n")
+    for bad in ("team", "=x", "a b=c"):
+        done = agentfw("run", "--label", bad, "-c", "pass")
+        assert done.returncode == 125 and f"bad label `{bad}`" in done.stderr

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +84,7 @@ class Options:
     config: Config
     mounts: tuple[str, ...]
     env: dict[str, str]
+    labels: dict[str, str]
     memory: int
     timeout: float | None
     preload: tuple[str, ...]
@@ -116,6 +117,7 @@ Exit status: the program's; 128+n if signal n ended it (130: Ctrl-C, 137: killed
 @click.option("--no-config", is_flag=True, help="Read no agentfw.toml.")
 @click.option("--mount", "mounts", multiple=True, metavar="HOST:GUEST[:rw]", help="Show a file or directory (repeatable).")
 @click.option("--env", multiple=True, metavar="K=V", help="Set a variable; `K` alone passes ours on (repeatable).")
+@click.option("--label", "labels", multiple=True, metavar="K=V", help="Label the agents, for policies (repeatable).")
 @click.option("--memory", metavar="SIZE", help=f"Memory of each VM, as 512M or 2G.  [default: {MEMORY}]")
 @click.option("--timeout", metavar="TIME", help="Stop an agent after this time: 30, 90s, 5m.")
 @click.option("--preload", metavar="MODULES", help="Comma-separated modules to import once for all runs.")
@@ -134,6 +136,7 @@ def run(
     no_config: bool,
     mounts: tuple[str, ...],
     env: tuple[str, ...],
+    labels: tuple[str, ...],
     memory: str | None,
     timeout: str | None,
     preload: str | None,
@@ -165,6 +168,7 @@ def run(
         config=config,
         mounts=(*table.mount, *mounts),
         env={**table.env, **dict(_variable(text) for text in env)},
+        labels=dict(_label(text) for text in labels),
         memory=_memory(memory, config),
         timeout=_seconds(timeout) if timeout is not None else table.timeout,
         preload=_names(preload) if preload is not None else table.preload,
@@ -181,6 +185,13 @@ def run(
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _label(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}", name) or len(value) > 128 or not value.isprintable():
+        raise RunError(f"bad label `{text}`", "write `--label NAME=VALUE`")
+    return name, value
 
 
 def _variable(text: str) -> tuple[str, str]:
@@ -287,6 +298,8 @@ async def _run(options: Options, program: Sequence[str]) -> int:
     template, job, notes = prepare(options, program)
     manager.check_guest(options.config, job.env, template.view.shows)
     if not options.quiet:
+        if options.plugins and "policy" not in options.plugins:
+            notes = [*notes, "without the `policy` plugin agents may talk to every public address that the other plugins reach"]
         for note in notes:
             say(f"note: {note}")
     runtime = Runtime(loop, manager, options.config)
@@ -394,8 +407,15 @@ async def _agents(fleet: Fleet, job: Job, options: Options) -> tuple[list[Result
             source = standard_input()
         return Streams(sinks[0], sinks[1], source)
 
+    def own(number: int) -> Job:
+        """With `-n`, an agent may want to know which of them it is."""
+        if options.count == 1:
+            return job
+        return replace(job, env={**job.env, "AGENTFW_AGENT_INDEX": str(number), "AGENTFW_AGENT_COUNT": str(options.count)})
+
     runs = [
-        fleet.run(job, streams(number), name=f"agent-{number}", timeout=options.timeout) for number in range(1, options.count + 1)
+        fleet.run(own(number), streams(number), name=f"agent-{number}", labels=options.labels, timeout=options.timeout)
+        for number in range(1, options.count + 1)
     ]
     return list(await asyncio.gather(*runs)), captured
 
