@@ -62,7 +62,7 @@ class Config:
 
     def error(self, key: str, message: str) -> ConfigError:
         """A ConfigError about `key` (dotted; list elements by number) of this file."""
-        path = [int(part) if part.isdigit() else part for part in key.split(".")]
+        path = [int(part) if part.isdecimal() and part.isascii() else part for part in key.split(".")]
         return ConfigError(key, message, self.file, _find_line(self._text, path) if self._text else None)
 
     def check_tables(self, known: Collection[str]) -> None:
@@ -110,6 +110,8 @@ def load_config(path: str | Path | None = None, directory: Path | None = None) -
     except tomllib.TOMLDecodeError as error:
         line = re.search(r"at line (\d+)", str(error))
         raise ConfigError("", f"not TOML: {error}", file, int(line[1]) if line else text.count("\n") + 1) from None
+    except RecursionError:
+        raise ConfigError("", "not TOML that anybody would write: it is nested too deeply", file) from None
     return Config(tables, file, text)
 
 
@@ -120,7 +122,7 @@ def _steps(path: str, places: list[int]) -> list[str | int]:
     for name, index in re.findall(r"\.?([^.\[\]]+)|\[([^\]]*)\]", path):
         if name:
             steps.append(name)
-        elif index.isdigit():
+        elif index.isdecimal():
             steps.append(int(index))
         elif left:
             steps.append(left.pop(0))
@@ -135,7 +137,7 @@ def _narrowed(table: Any, kind: type[msgspec.Struct], message: str) -> tuple[Any
         return table, places
     way: list[str | int] = []
     for name, index in re.findall(r"\.?([^.\[\]]+)|\[([^\]]*)\]", match[1]):
-        if name or index.isdigit():
+        if name or index.isdecimal():
             way.append(name or int(index))
             continue
         elements = _at(table, way)
