@@ -257,8 +257,9 @@ def check_program(program: Sequence[str]) -> tuple[str, str, list[str]]:
         path.stat()
     except PermissionError:
         raise RunError(f"cannot read `{first}`: permission denied", "", 126) from None
-    except (OSError, ValueError):  # not there, too long, a loop of links
-        near = f"`{first}.py`" if first and not path.suffix and Path(f"{first}.py").is_file() else ""
+    except (OSError, ValueError) as error:  # not there, too long, a loop of links
+        named = first and isinstance(error, FileNotFoundError) and not path.suffix
+        near = f"`{first}.py`" if named and Path(f"{first}.py").is_file() else ""
         raise RunError(f"script `{first}` not found", f"did you mean {near}?" if near else "", 127) from None
     if path.is_dir() and not (path / "__main__.py").is_file():
         raise RunError(f"`{first}` is a directory without a `__main__.py`", "", 126)
