@@ -112,7 +112,7 @@ def _open_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
         name = ("stdin", "stdout", "stderr")[descriptor]
         if getattr(sys, name) is None:
-            setattr(sys, name, open(descriptor, mode, closefd=False))
+            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115  # for the life of the process
 
 
 def _main(arguments: list[str] | None) -> int:

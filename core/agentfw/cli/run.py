@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import re
+import resource
 import signal
 import sys
 import time
@@ -33,6 +34,7 @@ MEMORY_RANGE = (96 << 20, 14 << 30)
 AT_ONCE = 256
 """VMs at once; of a larger COUNT the rest wait."""
 STDIN_MAX = 64 << 20
+DESCRIPTORS = 65536
 
 
 class RunError(AgentfwError):
@@ -300,12 +302,22 @@ def prepare(options: Options, program: Sequence[str]) -> tuple[Template, Job, li
 def _with_loop(options: Options, program: Sequence[str]) -> int:
     import uvloop
 
+    _more_descriptors()
     # What plugins print is not data: our stdout is the agents', or one JSON document.
     with contextlib.redirect_stdout(sys.stderr), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         status, document = runner.run(_run(options, program))
     if document is not None:
         click.echo(document)
     return status
+
+
+def _more_descriptors() -> None:
+    """The usual soft limit, 1,024, is for programs that use select(): few agents with many connections would starve the rest."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _run(options: Options, program: Sequence[str]) -> tuple[int, str | None]:
