@@ -95,7 +95,10 @@ def load_config(path: str | Path | None = None, directory: Path | None = None) -
     """Read `path`, or the nearest agentfw.toml from `directory` (default: the working directory) upward; none is an empty
     Config."""
     if path is None:
-        start = (directory or Path.cwd()).absolute()
+        try:
+            start = (directory or Path.cwd()).absolute()
+        except OSError:  # the working directory is gone
+            return Config()
         file = next((place / FILE_NAME for place in (start, *start.parents) if (place / FILE_NAME).is_file()), None)
         if file is None:
             return Config()

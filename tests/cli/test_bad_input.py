@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -182,11 +183,24 @@ def test_a_full_disk_behind_stdout(agentfw_environment: dict[str, str], tmp_path
     assert done.stderr.count("error: ") == 1 and "Traceback" not in done.stderr
 
 
+def test_a_reader_that_has_gone(agentfw_environment: dict[str, str], tmp_path: Path) -> None:
+    from ..conftest import COMMAND
+
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run([*COMMAND, "config", "show"], cwd=tmp_path, env=agentfw_environment, timeout=60, stdout=writer,
+                              stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)  # fmt: skip
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 def test_a_working_directory_that_is_gone(agentfw_environment: dict[str, str], tmp_path: Path) -> None:
     from ..conftest import COMMAND
 
     script = 'mkdir gone && cd gone && rmdir ../gone && exec "$@"'
-    command = ["sh", "-c", script, "sh", *COMMAND, "run", "--no-config", "--plugins", "", "-c", "1"]
+    command = ["sh", "-c", script, "sh", *COMMAND, "run", "--plugins", "", "-c", "1"]
     done = subprocess.run(command, cwd=tmp_path, env=agentfw_environment, input="", capture_output=True, text=True, timeout=60)
     assert done.returncode == 125 and complaint(done).startswith("the working directory cannot be used: ")
 

@@ -116,6 +116,7 @@ def _open_standard_streams() -> None:
 
 
 def _main(arguments: list[str] | None) -> int:
+    stdout = sys.stdout
     try:
         result: Any = cli.main(arguments, prog_name="agentfw", standalone_mode=False)
         return result if isinstance(result, int) else 0
@@ -136,8 +137,8 @@ def _main(arguments: list[str] | None) -> int:
     except AgentfwError as error:
         complain(_lower(str(error)), hint_for(error))
         return int(getattr(error, "status", OWN_FAULT))
-    except SystemExit as stop:
-        if isinstance(stop.__context__, OSError) and stop.__context__.errno == errno.EPIPE:  # click's way
+    except SystemExit:
+        if sys.stdout is not stdout:  # click puts a muffler there when the reader has gone, and leaves with status 1
             raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)) from None
         raise
     except (BrokenPipeError, KeyboardInterrupt):
