@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import agentfw_tls_pool.pool
 import pytest
 import trustme
 from agentfw.agents import Agent, ExitReport
@@ -1207,3 +1208,20 @@ def test_shared_hosts_with_and_without_ports() -> None:
         ("2001:db8::1", 9): True, ("2001:db8::2", 444): True, ("2001:db8::2", 443): False, ("c.test", 443): False,
     }  # fmt: skip
     assert {(host, port): plugin.is_shared(Destination.make("https", host, port)) for host, port in expected} == expected
+
+
+def test_idle_connections_of_one_agent_are_bounded_over_all_destinations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agentfw_tls_pool.pool, "AGENT_IDLE", 2)
+    hosts = (HOST, "api.anthropic.com", "other.test")
+
+    async def main() -> None:
+        async with serve(echo, names=hosts) as peer, bench(peer.port, peer.authority.ca_pem, tmp_path, shared=()) as b:
+            for agent in (ALICE, BOB):
+                for host in hosts:
+                    request = TlsRequest(host, ("http/1.1",))
+                    (await b.lease(agent, request, host)).release(reusable=True)
+            assert (b.held, b.retired_idle) == (4, 2)
+            (await b.lease(ALICE, TlsRequest(hosts[2], ("http/1.1",)), hosts[2])).release(reusable=True)  # the newest stayed
+            assert (b.handshakes, b.held) == (6, 4)
+
+    run(main)

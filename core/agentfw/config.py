@@ -62,7 +62,7 @@ class Config:
 
     def error(self, key: str, message: str) -> ConfigError:
         """A ConfigError about `key` (dotted; list elements by number) of this file."""
-        path = [int(part) if part.isdigit() else part for part in key.split(".")]
+        path = [int(part) if part.isdecimal() and part.isascii() else part for part in key.split(".")]
         return ConfigError(key, message, self.file, _find_line(self._text, path) if self._text else None)
 
     def check_tables(self, known: Collection[str]) -> None:
@@ -95,7 +95,10 @@ def load_config(path: str | Path | None = None, directory: Path | None = None) -
     """Read `path`, or the nearest agentfw.toml from `directory` (default: the working directory) upward; none is an empty
     Config."""
     if path is None:
-        start = (directory or Path.cwd()).absolute()
+        try:
+            start = (directory or Path.cwd()).absolute()
+        except OSError:  # the working directory is gone
+            return Config()
         file = next((place / FILE_NAME for place in (start, *start.parents) if (place / FILE_NAME).is_file()), None)
         if file is None:
             return Config()
@@ -110,6 +113,8 @@ def load_config(path: str | Path | None = None, directory: Path | None = None) -
     except tomllib.TOMLDecodeError as error:
         line = re.search(r"at line (\d+)", str(error))
         raise ConfigError("", f"not TOML: {error}", file, int(line[1]) if line else text.count("\n") + 1) from None
+    except RecursionError:
+        raise ConfigError("", "not TOML that anybody would write: it is nested too deeply", file) from None
     return Config(tables, file, text)
 
 
@@ -120,7 +125,7 @@ def _steps(path: str, places: list[int]) -> list[str | int]:
     for name, index in re.findall(r"\.?([^.\[\]]+)|\[([^\]]*)\]", path):
         if name:
             steps.append(name)
-        elif index.isdigit():
+        elif index.isdecimal():
             steps.append(int(index))
         elif left:
             steps.append(left.pop(0))
@@ -135,7 +140,7 @@ def _narrowed(table: Any, kind: type[msgspec.Struct], message: str) -> tuple[Any
         return table, places
     way: list[str | int] = []
     for name, index in re.findall(r"\.?([^.\[\]]+)|\[([^\]]*)\]", match[1]):
-        if name or index.isdigit():
+        if name or index.isdecimal():
             way.append(name or int(index))
             continue
         elements = _at(table, way)

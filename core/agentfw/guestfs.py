@@ -62,6 +62,9 @@ print(json.dumps({"executable": sys.executable, "version": list(sys.version_info
 """
 
 
+_PATH_MAX, _NAME_MAX = 4000, 255
+
+
 class GuestError(AgentfwError):
     """The guest cannot be given what was asked for. `hint`: what to do instead; `status`: exit code of `agentfw run`."""
 
@@ -105,10 +108,9 @@ def find_interpreter(python: str, environment: Mapping[str, str]) -> Interpreter
         reason = error.strerror if isinstance(error, OSError) else f"no answer within {error.timeout:.0f} s"
         raise GuestError(f"cannot run the interpreter `{python}`: {reason}", status=126) from None
     if not facts:
-        lines = done.stderr.strip().splitlines()
-        raise GuestError(
-            f"the interpreter `{python}` does not start: {lines[-1][:160] if lines else f'status {done.returncode}'}", status=126
-        )
+        lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+        line = next((line for line in lines if line.startswith("Fatal Python error: ")), lines[-1])
+        raise GuestError(f"the interpreter `{python}` does not start: {line[:160]}", status=126)
     version = facts["version"]
     name = f"`{python}` is {facts['name']} {'.'.join(map(str, version))}"
     first, last = PYTHONS
@@ -160,6 +162,16 @@ def exposes(path: str) -> str | None:
         if _inside(real, secret) or _inside(secret, real):
             return f"it is in {secret}" if _inside(real, secret) else f"it holds {secret}"
     return None
+
+
+def _is_secret(path: str) -> str | None:
+    """The place of secrets that the host path `path` leads into, by links too. A script may lie in memory (/dev/shm,
+    /run/user)."""
+    real = os.path.realpath(path)
+    in_memory = _inside(real, "/dev/shm") or _inside(real, "/run/user")
+    system = () if in_memory else _SYSTEM_SECRETS
+    places = (*(os.path.join(home, name) for home in _homes() for name in _SECRETS), *system)
+    return next((place for place in places if _inside(real, place)), None)
 
 
 # ---- the view
@@ -219,6 +231,33 @@ class View:
         real = os.path.realpath(path)
         return any(_inside(real, os.path.realpath(mount.host_path)) for mount in self.mounts.values())
 
+    def resolve(self, path: str) -> str:
+        """Where the guest path `path` leads, by the links of the view (those inside mounts are the host's own)."""
+        rest = [part for part in path.split("/") if part]
+        current = ""
+        links = 0
+        while rest:
+            candidate = f"{current}/{rest.pop(0)}"
+            target = self.symlinks.get(candidate)
+            if target is None:
+                current = candidate
+                continue
+            links += 1
+            if links > 40:
+                raise GuestError(f"cannot mount on the guest's `{path}`: a loop of links leads there")
+            rest = [piece for piece in target.split("/") if piece] + rest
+            if target.startswith("/"):
+                current = ""
+        return os.path.normpath(current) if current else ""
+
+    def check_mounts(self) -> None:
+        """Nothing can be mounted below a file. GuestError."""
+        for path, mount in self.mounts.items():
+            for above in map(str, Path(path).parents):
+                file = self.mounts.get(above)
+                if above in self.files or (file is not None and os.path.isfile(file.host_path)):
+                    raise GuestError(f"cannot mount `{mount.host_path}` on the guest's `{path}`: `{above}` is a file there")
+
     def tidy(self) -> None:
         """Drop what a mount above shows anyway."""
         for path, mount in list(self.mounts.items()):
@@ -227,7 +266,7 @@ class View:
                     del self.mounts[path]
                     break
         for path in list(self.symlinks):
-            if self._mounts_above(path) or path in self.files:
+            if self._mounts_above(path) or path in self.files or path in self.mounts:
                 del self.symlinks[path]
 
     def _mounts_above(self, path: str) -> list[Mount]:
@@ -294,6 +333,9 @@ def parse_mount(text: str) -> Mount:
         raise GuestError(f"refusing to mount `{parts[0]}`: {why}", "mount just the directory that the agent needs")
     if not guest.startswith("/"):
         raise GuestError(f"bad mount `{text}`: the guest's path must be absolute")
+    encoded = os.fsencode(guest)
+    if "\0" in guest or len(encoded) > _PATH_MAX or max(map(len, encoded.split(b"/"))) > _NAME_MAX:
+        raise GuestError(f"bad mount `{text[:80]}...`: no such path is possible in the guest")
     guest = "/" + guest.lstrip("/")
     if guest in ("/", "/etc", "/usr", "/lib", *PRIVATE, HOME) or any(
         _inside(guest, place) for place in ("/proc", "/sys", "/dev", "/run/agentfw")
@@ -303,11 +345,15 @@ def parse_mount(text: str) -> Mount:
 
 
 def add_mounts(view: View, mounts: Sequence[Mount]) -> None:
-    """The operator's mounts; they win over what stands at the same place."""
+    """The operator's mounts; they win over what stands at the same place. GuestError if something of another kind stands on the
+    way."""
     for mount in mounts:
-        view.symlinks.pop(mount.guest_path, None)
-        view.files.pop(mount.guest_path, None)
-        view.mounts[mount.guest_path] = mount
+        above, _, name = mount.guest_path.rpartition("/")
+        path = f"{view.resolve(above)}/{name}"  # /lib may be a link to usr/lib, and what is below it lies there
+        view.symlinks.pop(path, None)
+        view.files.pop(path, None)
+        view.mounts[path] = Mount(path, mount.host_path, mount.writable)
+    view.check_mounts()
 
 
 def add_program(view: View, script: str | None, cwd: str) -> None:
@@ -319,6 +365,9 @@ def add_program(view: View, script: str | None, cwd: str) -> None:
         _show_directory(view, cwd, None)
     else:
         path = os.path.abspath(script)
+        secret = _is_secret(path)
+        if secret:
+            raise GuestError(f"refusing to show `{script}` to the agent: it is in {secret}", "run a copy of it", 126)
         for place in dict.fromkeys((path, os.path.realpath(path))):
             _show_directory(view, place if os.path.isdir(place) else os.path.dirname(place), place)
     view.cwd = cwd

@@ -24,6 +24,7 @@ import functools
 import importlib.util
 import inspect
 import logging
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from .http1 import RequestHead, ResponseHead
     from .runtime import Runtime
     from .upstream import TlsInfo, TlsRequest, Upstream
+
+_NAME = re.compile(r"[\w-]{1,64}\Z")
 
 GROUP = "agentfw.plugins"
 DEFAULT = ("dns", "tls", "policy", "credentials", "native")
@@ -104,13 +107,15 @@ def _make(name: str, config: Config) -> tuple[str, object]:
             raise UnknownPlugin(name, known.names)
         try:
             module = known[name].load()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise PluginError(f"plugin `{name}` does not import: {type(error).__name__}: {error}") from error
     found = getattr(module, "Plugin", None) if isinstance(module, ModuleType) else module
     if not inspect.isclass(found):
         raise PluginError(f"plugin `{name}` has no class `Plugin`")
     kind: Any = found
-    name = str(getattr(kind, "name", None) or plugin_name(name))
+    given, name = name, getattr(kind, "name", None) or plugin_name(name)
+    if not isinstance(name, str) or not _NAME.match(name):
+        raise PluginError(f"plugin `{given}` has a bad name: letters, digits, `_` and `-` are good")
     config_type: type[msgspec.Struct] | None = getattr(kind, "config_type", None)
     try:
         return name, kind() if config_type is None else kind(config.plugin(name, config_type))
@@ -120,7 +125,7 @@ def _make(name: str, config: Config) -> tuple[str, object]:
         raise
     except AgentfwError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginError(f"plugin `{name}` does not start: {type(error).__name__}: {error}") from error
 
 
@@ -135,7 +140,7 @@ def _import_file(path: Path) -> ModuleType:
     sys.modules[name] = module  # dataclasses and pickle look there
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise PluginError(f"plugin file {path} does not import: {type(error).__name__}: {error}") from error
     return module
@@ -175,7 +180,7 @@ class PluginManager:
             for name, plugin in reversed(self._named.items()):  # pluggy calls the newest first
                 self._pluggy.register(plugin, name)
             self._pluggy.check_pending()
-        except pluggy.PluginValidationError as error:
+        except Exception as error:  # also whatever a plugin's attributes raise when they are looked at
             raise PluginError(f"plugin does not fit: {error}".replace("\n", " ")) from error
         for hook in (name for name in vars(hookspecs) if hasattr(getattr(hookspecs, name), "agentfw_spec")):
             caller = getattr(self._pluggy.hook, hook)
@@ -218,8 +223,10 @@ class PluginManager:
         for call in reversed(self._calls["stop"]):
             try:
                 await self._finish(call, "stop", self._begin(call, "stop"))
-            except Exception:
-                log.exception("plugin `%s` did not stop", call.plugin)
+            except HookError as error:
+                log.error("%s", error, exc_info=error.__cause__)
+            except AgentfwError as error:
+                log.error("plugin `%s` did not stop: %s", call.plugin, error)
 
     async def allow(self, agent: Agent, destination: Destination) -> None:
         await self._all("allow", agent, destination)
@@ -252,17 +259,17 @@ class PluginManager:
         for call in self._calls["exit"]:
             try:
                 _discard(self._begin(call, "exit", agent, report))
-            except Exception:
-                log.exception("plugin `%s` failed in `exit`", call.plugin)
+            except AgentfwError as error:
+                log.error("%s", error, exc_info=error.__cause__)
 
     def statistics(self) -> dict[str, int | float]:
         merged: dict[str, int | float] = {}
         for call in self._calls["statistics"]:
             try:
                 result = self._begin(call, "statistics")
-                merged.update((f"{call.plugin}.{name}", value) for name, value in (result or {}).items())
-            except Exception:
-                log.exception("plugin `%s` failed in `statistics`", call.plugin)
+                merged.update(_numbers(call.plugin, result))
+            except AgentfwError as error:
+                log.error("%s", error, exc_info=error.__cause__)
         return merged
 
     async def _all(self, hook: str, *args: object) -> None:
@@ -284,7 +291,7 @@ class PluginManager:
     def _begin(call: _Call, hook: str, *args: object) -> Any:
         try:
             return call.function(*args)
-        except Exception as error:
+        except BaseException as error:
             _raise(call.plugin, hook, error)
 
     @staticmethod
@@ -298,18 +305,45 @@ class PluginManager:
             if limit.expired():
                 raise HookError(call.plugin, hook, f"no answer within {TIMEOUTS[hook]:g} s") from error
             _raise(call.plugin, hook, error)
-        except Exception as error:
+        except BaseException as error:
             _raise(call.plugin, hook, error)
 
 
-def _raise(plugin: str, hook: str, error: Exception) -> NoReturn:
-    """What the pipeline sees of an exception. Messages of unexpected ones stay in `__cause__`: they may quote a header."""
+def _raise(plugin: str, hook: str, error: BaseException) -> NoReturn:
+    """What the pipeline sees of an exception. Messages of unexpected ones stay in `__cause__`: they may quote a header.
+
+    sys.exit() in a hook, and a cancellation that nobody asked for, are mistakes as others are: they must end neither the command
+    nor, in silence, a flow.
+    """
+    if isinstance(error, (KeyboardInterrupt, GeneratorExit)) or (isinstance(error, asyncio.CancelledError) and _cancelled()):
+        raise error
     if isinstance(error, Denied):
         error.plugin = error.plugin or plugin
         raise error
     if isinstance(error, (UpstreamError, HookError)) or (hook == "start" and isinstance(error, AgentfwError)):
         raise error
     raise HookError(plugin, hook, type(error).__name__) from error
+
+
+def _cancelled() -> bool:
+    """Somebody is cancelling the running task."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return False
+    return task is not None and task.cancelling() > 0
+
+
+def _numbers(plugin: str, result: object) -> dict[str, int | float]:
+    """What a `statistics` hook returned, its names put under the plugin's. HookError if it is something else."""
+    if result is None:
+        return {}
+    if not isinstance(result, dict) or not all(
+        isinstance(name, str) and isinstance(value, (int, float)) for name, value in result.items()
+    ):
+        _discard(result)
+        raise HookError(plugin, "statistics", f"returned {type(result).__name__}, not numbers by name")
+    return {f"{plugin}.{name}": value for name, value in result.items()}
 
 
 def _compiled(implementation: pluggy.HookImpl, argnames: Iterable[str]) -> _Call:

@@ -42,6 +42,8 @@ class Runtime:
         self.plugins = plugins
         self.config = config
         self.counters: Counter[str] = Counter()
+        self.udp_peers: Counter[str] = Counter()
+        """By agent's id: peers that its UDP sockets are connected to."""
         self._started = False
         self._names: dict[str, NameMemory] = {}
 

@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -192,7 +193,7 @@ class SnapshotStore:
             found = path.stat()
         except OSError:
             return False
-        if found.st_uid != os.geteuid() or found.st_mode & 0o022 or not found.st_size:
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022 or not found.st_size:
             return False
         with contextlib.suppress(OSError):
             os.utime(path)
@@ -213,6 +214,9 @@ class SnapshotStore:
             part.chmod(0o400)
             self.hot_path(key).unlink(missing_ok=True)
             part.rename(path)
+        except OSError as error:
+            text = f"cannot put a snapshot into {self.directory}: {error.strerror}"
+            raise TemplateError(text, "`agentfw cache clear`, or set XDG_CACHE_HOME to another directory") from None
         finally:
             part.unlink(missing_ok=True)
         with contextlib.suppress(OSError):

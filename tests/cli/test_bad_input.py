@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -57,6 +58,25 @@ def complaint(done: subprocess.CompletedProcess[str]) -> str:
         (["rnu", "x.py"], 2, "no command `rnu`"),
         (["x.py"], 2, "no command `x.py`"),
         (["config", "show", "--config", "bad.toml"], 125, "bad.toml:2: run.memroy: unknown key"),
+        (["run", ""], 127, "script `` not found"),
+        (["run", "a" * 300], 127, "script `aaaa"),
+        (["run", "--memory", "9" * 400, "x.py"], 125, "memory `9999"),
+        (["run", "--timeout", "9" * 400, "x.py"], 125, "`9999"),
+        (["run", "--env"], 125, "option '--env' requires an argument"),
+        (["run", "--config", "nan.toml", "x.py"], 125, "nan.toml:2: run.timeout: must be more than 0 seconds"),
+        (["run", "--config", "zero.toml", "x.py"], 125, "zero.toml:2: run.timeout: must be more than 0 seconds"),
+        (["run", "--config", "nul.toml", "x.py"], 125, "nul.toml:2: run.env.A: cannot be a variable"),
+        (["run", "--config", "equals.toml", "x.py"], 125, "equals.toml:2: run.env.a=b: cannot be a variable"),
+        (["run", "--config", "digit.toml", "x.py"], 125, "digit.toml:1: \xb2: unknown table"),
+        (["run", "--config", "deep.toml", "x.py"], 125, "deep.toml: not TOML"),
+        (["run", "--config", "ttl.toml", "x.py"], 125, "ttl.toml:2: native.ttl: expected `int` >= 0"),
+        (["run", "--mount", "folder:/x/" + "y" * 300, "x.py"], 125, "bad mount `folder:/x/yyy"),
+        (["run", "--mount", "folder:/etc/hosts/x", "x.py"], 125, "cannot mount `"),
+        (["run", "--mount", "x.py:/x", "--mount", "folder:/x/y", "x.py"], 125, "cannot mount `"),
+        (["run", "shadow.py"], 126, "refusing to show `shadow.py` to the agent: it is in /etc/shadow"),
+        (["run", "key.py"], 126, "refusing to show `key.py` to the agent: it is in "),
+        (["run", "--plugins", "./leaves.py", "x.py"], 125, "plugin file leaves.py does not import: SystemExit: 3"),
+        (["run", "-q", "--plugins", "./starts.py", "x.py"], 125, "plugin `starts` failed in `start`: SystemExit"),
     ],
 )
 def test_says_what_is_wrong(agentfw: Agentfw, tmp_path: Path, arguments: list[str], status: int, expected: str) -> None:
@@ -67,12 +87,24 @@ def test_says_what_is_wrong(agentfw: Agentfw, tmp_path: Path, arguments: list[st
         "type.toml": '[run]\ntimeout = "10"\n',
         "broken.toml": "[run\n",
         "table.toml": "[nonsense]\na = 1\n",
+        "nan.toml": "[run]\ntimeout = nan\n",
+        "zero.toml": "[run]\ntimeout = 0\n",
+        "nul.toml": '[run.env]\nA = "x\\u0000"\n',
+        "equals.toml": '[run.env]\n"a=b" = "x"\n',
+        "digit.toml": '"\xb2" = 1\n',
+        "deep.toml": f"a = {'[' * 3000}{']' * 3000}\n",
+        "ttl.toml": "[native]\nttl = -1\n",
+        "leaves.py": "import sys\nsys.exit(3)\n",
+        "starts.py": "import agentfw\nclass Plugin:\n    @agentfw.hookimpl\n    async def start(self): raise SystemExit(0)\n",
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "folder").mkdir()
     home = tmp_path / "home"
     (home / ".ssh").mkdir(parents=True)
+    (home / ".ssh" / "id").touch()
+    (tmp_path / "key.py").symlink_to(home / ".ssh" / "id")
+    (tmp_path / "shadow.py").symlink_to("/etc/shadow")
     done = agentfw(*arguments, env={"HOME": str(home)})
     assert (complaint(done)[: len(expected)], done.returncode) == (expected, status)
 
@@ -126,6 +158,51 @@ def test_an_internal_error_is_one_line_too(agentfw: Agentfw, tmp_path: Path) -> 
     (tmp_path / "cache").touch()
     done = agentfw("run", "--plugins", "", "x.py", env={"XDG_CACHE_HOME": str(tmp_path / "cache")})
     assert complaint(done).startswith("cannot write to the snapshot cache") and done.returncode == 125
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_empty_ones(agentfw_environment: dict[str, str], tmp_path: Path, closed: str) -> None:
+    """Their numbers must not go to the loop's or KVM's descriptors."""
+    from ..conftest import COMMAND
+
+    done = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *COMMAND, "run", "nope.py"], cwd=tmp_path, timeout=60,
+                          env=agentfw_environment, capture_output=True, text=True)  # fmt: skip
+    assert (done.returncode, done.stdout) == (127, "")
+    assert "2>" in closed or done.stderr == "error: script `nope.py` not found\n"
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["run", "--help"], ["config", "show"]])
+def test_a_full_disk_behind_stdout(agentfw_environment: dict[str, str], tmp_path: Path, arguments: list[str]) -> None:
+    from ..conftest import COMMAND
+
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run([*COMMAND, *arguments], cwd=tmp_path, env=agentfw_environment, timeout=60, stdin=subprocess.DEVNULL,
+                              stdout=full, stderr=subprocess.PIPE, text=True)  # fmt: skip
+    assert done.returncode == 125
+    assert done.stderr.splitlines()[0].endswith("No space left on device")
+    assert done.stderr.count("error: ") == 1 and "Traceback" not in done.stderr
+
+
+def test_a_reader_that_has_gone(agentfw_environment: dict[str, str], tmp_path: Path) -> None:
+    from ..conftest import COMMAND
+
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run([*COMMAND, "config", "show"], cwd=tmp_path, env=agentfw_environment, timeout=60, stdout=writer,
+                              stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)  # fmt: skip
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_working_directory_that_is_gone(agentfw_environment: dict[str, str], tmp_path: Path) -> None:
+    from ..conftest import COMMAND
+
+    script = 'mkdir gone && cd gone && rmdir ../gone && exec "$@"'
+    command = ["sh", "-c", script, "sh", *COMMAND, "run", "--plugins", "", "-c", "1"]
+    done = subprocess.run(command, cwd=tmp_path, env=agentfw_environment, input="", capture_output=True, text=True, timeout=60)
+    assert done.returncode == 125 and complaint(done).startswith("the working directory cannot be used: ")
 
 
 def _without_kvm(environment: dict[str, str], tmp_path: Path, prepare: str, *arguments: str) -> subprocess.CompletedProcess[str]:

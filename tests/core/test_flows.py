@@ -8,6 +8,7 @@ import socket
 import ssl
 from typing import Any, cast
 
+import agentfw.relay.udp
 import dnslib
 import pytest
 from agentfw import Agent, Denied, Destination, TlsInfo, hookimpl
@@ -549,6 +550,24 @@ def test_hellos_that_hide_or_repeat_their_name() -> None:
             server_name(bad)
 
 
+def test_hellos_in_very_many_pieces_are_refused() -> None:
+    """Each look at what has come so far begins at the first piece."""
+    message = b"\x01\0\x10\0" + bytes(4096)
+    for size, refused in ((128, False), (1, True)):
+        records = [b"\x16\3\1" + size.to_bytes(2) + message[at : at + size] for at in range(0, 4096, size)]
+        if refused:
+            with pytest.raises(ProtocolError, match="pieces"):
+                client_hello(b"".join(records))
+        else:
+            assert client_hello(b"".join(records)) is None
+
+
+@pytest.mark.parametrize("filler", [b"\r\n", b" ", b"x", b"x y", b"GET"])
+def test_what_a_stream_is_gets_decided(filler: bytes) -> None:
+    """Whatever the guest goes on sending, only so much is kept."""
+    assert classify((filler * 50000)[:50000], False, False, False) is not None
+
+
 # -- UDP
 
 
@@ -576,6 +595,20 @@ async def test_udp_to_permitted_peers() -> None:
             assert runtime.counters["udp_refused"] == 1
     finally:
         transport.close()
+
+
+@async_test
+async def test_one_agents_udp_peers_are_bounded_over_all_its_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agentfw.relay.udp, "MAX_AGENT_PEERS", 3)
+    async with running(names(), Loopback(), native()) as runtime:
+        async with guest(runtime, "", 0, "udp") as one, guest(runtime, "", 0, "udp") as two:
+            for port in (1001, 1002):
+                for flow in (one, two):
+                    await flow.guest_send_datagram(b"x", "127.0.0.1", port)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert (runtime.counters["udp_dropped"], runtime.udp_peers) == (1, {"test": 3})
+        assert not runtime.udp_peers
 
 
 # -- runtime

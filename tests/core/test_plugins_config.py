@@ -301,3 +301,50 @@ def test_config_types_are_not_coerced() -> None:
 
     with pytest.raises(ConfigError, match="expected `int`, got `str`"):
         Config({"t": {"number": "5"}}).plugin("t", Table)
+
+
+@pytest.mark.parametrize("what", ["raise SystemExit(7)", "raise asyncio.CancelledError", "raise Strange"])
+@pytest.mark.parametrize("form", ["def", "async def"])
+@async_test
+async def test_whatever_a_hook_raises_costs_that_operation_only(tmp_path: Path, what: str, form: str) -> None:
+    (tmp_path / "wild.py").write_text(
+        "import asyncio\nfrom agentfw import hookimpl\nclass Strange(BaseException): pass\n"
+        f"class Plugin:\n    @hookimpl\n    {form} allow(self, agent, destination): {what}\n"
+        f"    @hookimpl\n    def exit(self, agent, report): {what}\n    @hookimpl\n    def statistics(self): {what}\n"
+        f"    @hookimpl\n    {form} stop(self): {what}\n"
+    )
+    manager = load_plugins([str(tmp_path / "wild.py")], Config())
+    with pytest.raises(HookError, match="failed in `allow`"):
+        await manager.allow(make_agent(), Destination("tcp", "a.example", 1))
+    manager.exit(make_agent(), ExitReport("code"))
+    assert manager.statistics() == {}
+    await manager.stop()
+
+
+@async_test
+async def test_a_cancelled_hook_is_cancelled(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import asyncio\nfrom agentfw import hookimpl\nclass Plugin:\n    @hookimpl\n"
+        "    async def allow(self, agent, destination): await asyncio.sleep(60)\n"
+    )
+    manager = load_plugins([str(tmp_path / "slow.py")], Config())
+    task = asyncio.ensure_future(manager.allow(make_agent(), Destination("tcp", "a.example", 1)))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("returned", ["5", "{5: 6}", "{'a': object()}", "(_ for _ in ())"])
+def test_statistics_are_numbers_by_name(tmp_path: Path, returned: str) -> None:
+    (tmp_path / "odd.py").write_text(
+        f"from agentfw import hookimpl\nclass Plugin:\n    @hookimpl\n    def statistics(self): return {returned}\n"
+    )
+    assert load_plugins([str(tmp_path / "odd.py")], Config()).statistics() == {}
+
+
+@pytest.mark.parametrize("name", ["5", "'a\\nb'", "'a.b'", "object()"])
+def test_names_of_plugins_are_words(tmp_path: Path, name: str) -> None:
+    (tmp_path / "odd.py").write_text(f"class Plugin:\n    name = {name}\n")
+    with pytest.raises(PluginError, match="bad name"):
+        load_plugins([str(tmp_path / "odd.py")], Config())

@@ -312,3 +312,20 @@ async def test_credentials_through_the_relay(caplog: pytest.LogCaptureFixture) -
     assert not any(KEY.encode() in request for request in plain.requests)
     for secret in (KEY, base64.b64encode(KEY.encode()).decode()):
         assert secret not in caplog.text and not any(secret.encode() in body for body in seen)
+
+
+def test_names_do_not_lead_round_a_denied_address_and_port() -> None:
+    """The port counts: the name is the agent's choice, the address is what the operator named."""
+    plugin = Policy(PolicyConfig(allow=("*",), deny=("93.184.216.34:22", "[2606:4700::1]:22")))
+    for address in ("93.184.216.34", "2606:4700::1"):
+        with pytest.raises(Denied, match="deny"):
+            plugin.dial(make_agent(), Destination("tcp", "a.example", 22), address)
+        assert plugin.dial(make_agent(), Destination("tcp", "a.example", 443), address) is None
+        assert plugin.dial(make_agent(), Destination("dns", "a.example", 53), address) is None
+
+
+@pytest.mark.parametrize("value", ["Bearer ${OPENAI_API_KEY}", "${ENV:K}", "${env:K", "${env:K}${x}"])
+def test_a_misspelt_source_is_no_secret(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"env:NAME") as caught:
+        Credentials(CredentialsConfig(rule=(RuleConfig("a.example", "x-key", value),)), {"K": "secret-secret"})
+    assert caught.value.key == "rule.0.value"

@@ -415,3 +415,27 @@ def test_labels_reach_plugins(agentfw: Agentfw, tmp_path: Path) -> None:
     for bad in ("team", "=x", "a b=c"):
         done = agentfw("run", "--label", bad, "-c", "pass")
         assert done.returncode == 125 and f"bad label `{bad}`" in done.stderr
+
+
+def test_mounts_below_links_of_the_guests(agentfw: Agentfw, tmp_path: Path) -> None:
+    """/lib leads to /usr/lib in the guest, too; what is mounted below it is there by both names."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "file").touch()
+    code = "import os; print(os.listdir('/lib/foo'), os.path.samefile('/lib/foo', os.path.realpath('/lib/foo')))"
+    done = agentfw("run", "--no-config", "--plugins", "", "--mount", "data:/lib/foo", "-c", code)
+    assert (done.stdout, done.stderr, done.returncode) == ("['file'] True\n", "", 0)
+
+
+def test_what_plugins_print_is_no_data(agentfw: Agentfw, tmp_path: Path) -> None:
+    (tmp_path / "chatty.py").write_text("print('loading')\nclass Plugin:\n    def __init__(self): print('made')\n")
+    done = agentfw("run", "--no-config", "--plugins", "./chatty.py", "--json", "-c", "print('said')")
+    assert json.loads(done.stdout)["agents"][0]["stdout"] == "said\n"
+    assert done.stderr == "loading\nmade\n"
+
+
+def test_output_that_cannot_be_written_is_told(agentfw_environment: dict[str, str], tmp_path: Path, nothing_left: None) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run([*COMMAND, *RUN, "-c", "print(1)"], cwd=tmp_path, timeout=60, env=agentfw_environment,
+                              stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE, text=True)  # fmt: skip
+    assert done.returncode and "Traceback" not in done.stderr.split("error: ")[-1]
+    assert "cannot write to standard output: No space left on device" in done.stderr

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import sys
 from typing import Any
@@ -14,6 +15,9 @@ from ..errors import AgentfwError, ConfigError, UnknownPlugin
 from .output import complain, say
 
 OWN_FAULT = 125
+
+_SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN}
+"""What is wrong is the machine, or a limit, and not a line of ours."""
 
 COMMANDS = {
     "run": ("run", "run"),
@@ -81,10 +85,15 @@ def cli() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """The entry point: never returns, never shows a traceback of ours for what can be expected."""
     status = OWN_FAULT
+    _open_standard_streams()
     try:
         status = _main(arguments)
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
+        if error.errno != errno.EPIPE:  # what is in the buffer cannot be written when Python ends either
+            if status != OWN_FAULT:  # not said yet
+                complain(f"cannot write to standard output: {error.strerror}")
+            os._exit(OWN_FAULT)
         # the reader of our output went away, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         status = 141
@@ -94,7 +103,20 @@ def main(arguments: list[str] | None = None) -> None:
     os._exit(status) if status == 141 else sys.exit(status)
 
 
+def _open_standard_streams() -> None:
+    """A closed one is /dev/null: its number would go to the next file that something opens."""
+    for descriptor, mode in ((0, "r"), (1, "w"), (2, "w")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+        name = ("stdin", "stdout", "stderr")[descriptor]
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115  # for the life of the process
+
+
 def _main(arguments: list[str] | None) -> int:
+    stdout = sys.stdout
     try:
         result: Any = cli.main(arguments, prog_name="agentfw", standalone_mode=False)
         return result if isinstance(result, int) else 0
@@ -106,7 +128,7 @@ def _main(arguments: list[str] | None) -> int:
         say(error.format_message())
         return 2
     except click.UsageError as error:
-        command = error.ctx.command_path if error.ctx else "agentfw"
+        command = error.ctx.command_path if error.ctx else _command(arguments)
         complain(_lower(error.format_message()), getattr(error, "hint", "") or f"see `{command} --help`")
         return OWN_FAULT if command == "agentfw run" else 2
     except click.ClickException as error:
@@ -115,13 +137,26 @@ def _main(arguments: list[str] | None) -> int:
     except AgentfwError as error:
         complain(_lower(str(error)), hint_for(error))
         return int(getattr(error, "status", OWN_FAULT))
+    except SystemExit:
+        if sys.stdout is not stdout:  # click puts a muffler there when the reader has gone, and leaves with status 1
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)) from None
+        raise
     except (BrokenPipeError, KeyboardInterrupt):
         raise
     except Exception as error:
         if os.environ.get("AGENTFW_TRACEBACK"):
             raise
+        if isinstance(error, OSError) and error.errno in _SHORTAGES:
+            complain(": ".join(str(part) for part in (error.filename, error.strerror) if part), "run `agentfw doctor`")
+            return OWN_FAULT
         complain(f"internal error: {type(error).__name__}: {error}", "set AGENTFW_TRACEBACK=1 to see where, and report it")
         return OWN_FAULT
+
+
+def _command(arguments: list[str] | None) -> str:
+    """`agentfw COMMAND` of a command line, for errors to which click adds no context."""
+    name = next((word for word in (sys.argv[1:] if arguments is None else arguments) if not word.startswith("-")), "")
+    return f"agentfw {name}" if name in COMMANDS else "agentfw"
 
 
 def hint_for(error: AgentfwError) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import sys
 import threading
@@ -35,6 +36,9 @@ class Writer:
         self._queue: list[tuple[bytes, asyncio.Future[None]]] = []
         self._some = threading.Condition()
         self._broken = False
+        self.name = {1: "standard output", 2: "standard error"}.get(descriptor, f"descriptor {descriptor}")
+        self.failure: OSError | None = None
+        """Why bytes did not get out, if it was not that the reader had gone."""
         self._thread: threading.Thread | None = None
 
     async def write(self, data: bytes) -> None:
@@ -66,8 +70,10 @@ class Writer:
                 rest = rest[os.write(self._descriptor, rest) :]
             except BlockingIOError:  # somebody else made it non-blocking
                 threading.Event().wait(0.01)
-            except OSError:
+            except OSError as error:
                 self._broken = True
+                if error.errno != errno.EPIPE:
+                    self.failure = error
                 return BrokenPipeError()
         return None
 

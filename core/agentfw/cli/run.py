@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+import math
 import os
 import re
+import resource
 import signal
 import sys
 import time
@@ -31,6 +34,7 @@ MEMORY_RANGE = (96 << 20, 14 << 30)
 AT_ONCE = 256
 """VMs at once; of a larger COUNT the rest wait."""
 STDIN_MAX = 64 << 20
+DESCRIPTORS = 65536
 
 
 class RunError(AgentfwError):
@@ -167,10 +171,10 @@ def run(
         plugins=_names(plugins) if plugins is not None else table.plugins if table.plugins is not None else DEFAULT,
         config=config,
         mounts=(*table.mount, *mounts),
-        env={**table.env, **dict(_variable(text) for text in env)},
+        env={**_table_env(config), **dict(_variable(text) for text in env)},
         labels=dict(_label(text) for text in labels),
         memory=_memory(memory, config),
-        timeout=_seconds(timeout) if timeout is not None else table.timeout,
+        timeout=_seconds(timeout) if timeout is not None else _table_timeout(config),
         preload=_names(preload) if preload is not None else table.preload,
         count=count,
         stats=stats,
@@ -205,11 +209,26 @@ def _variable(text: str) -> tuple[str, str]:
     return name, os.environ[name]
 
 
+def _table_env(config: Config) -> dict[str, str]:
+    for name, value in config.run.env.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise config.error(f"run.env.{name}", "cannot be a variable: an empty name, `=` in it, or NUL")
+    return config.run.env
+
+
+def _table_timeout(config: Config) -> float | None:
+    seconds = config.run.timeout
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise config.error("run.timeout", "must be more than 0 seconds")
+    return seconds
+
+
 def _memory(text: str | None, config: Config) -> int:
-    given = text or config.run.memory or MEMORY
+    given = text if text is not None else config.run.memory if config.run.memory is not None else MEMORY
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", given.strip(), re.IGNORECASE)
     low, high = MEMORY_RANGE
-    size = int(float(match[1]) * 1024 ** " KMG".index(match[2].upper() or " ")) if match else 0
+    # More digits than any memory has become infinity, and that is no int.
+    size = int(min(float(match[1]) * 1024 ** " KMG".index(match[2].upper() or " "), 2.0**63)) if match else 0
     if low <= size <= high:
         return size
     what = f"must be from {low >> 20}M to {high >> 30}G" if match else "is no size (write 512M or 2G)"
@@ -220,9 +239,10 @@ def _memory(text: str | None, config: Config) -> int:
 
 def _seconds(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?", text.strip())
-    if not match or not float(match[1]):
+    seconds = float(match[1]) * {"ms": 0.001, "s": 1, "m": 60, "h": 3600}[match[2] or "s"] if match else 0.0
+    if not seconds or not math.isfinite(seconds):
         raise RunError(f"`{text}` is no time", "write `--timeout 30`, `90s`, `5m` or `1h`")
-    return float(match[1]) * {"ms": 0.001, "s": 1, "m": 60, "h": 3600}[match[2] or "s"]
+    return seconds
 
 
 def _logging(quiet: bool, verbose: int, strace: bool) -> None:
@@ -244,9 +264,16 @@ def check_program(program: Sequence[str]) -> tuple[str, str, list[str]]:
     if first == "-":
         return "stdin", "", list(program[1:])
     path = Path(first)
-    if not path.exists():
-        near = "" if path.suffix else f"`{first}.py`" if path.with_name(path.name + ".py").exists() else ""
-        raise RunError(f"script `{first}` not found", f"did you mean {near}?" if near else "", 127)
+    try:
+        if not first:
+            raise FileNotFoundError
+        path.stat()
+    except PermissionError:
+        raise RunError(f"cannot read `{first}`: permission denied", "", 126) from None
+    except (OSError, ValueError) as error:  # not there, too long, a loop of links
+        named = first and isinstance(error, FileNotFoundError) and not path.suffix
+        near = f"`{first}.py`" if named and Path(f"{first}.py").is_file() else ""
+        raise RunError(f"script `{first}` not found", f"did you mean {near}?" if near else "", 127) from None
     if path.is_dir() and not (path / "__main__.py").is_file():
         raise RunError(f"`{first}` is a directory without a `__main__.py`", "", 126)
     if not os.access(path, os.R_OK):
@@ -263,15 +290,19 @@ def prepare(options: Options, program: Sequence[str]) -> tuple[Template, Job, li
     from ..snapshots import Template
 
     mode, target, arguments = check_program(program)
+    try:
+        directory = str(Path.cwd())
+    except OSError as error:
+        raise RunError(f"the working directory cannot be used: {error.strerror}", "run it from another one") from None
     mounts = [parse_mount(text) for text in options.mounts]
     environment = {**default_environment(), **options.env}
     at_start = template_environment(options.env)
     interpreter = find_interpreter(options.python, at_start)
     view = base_view(interpreter)
     add_mounts(view, mounts)
-    add_program(view, target if mode == "script" else None, str(Path.cwd()))
+    add_program(view, target if mode == "script" else None, directory)
     template = Template(interpreter, view, at_start, options.preload, options.memory)
-    watched = not options.as_json and (sys.stdout.isatty() or options.count > 1)
+    watched = not options.as_json and (os.isatty(1) or options.count > 1)
     job = Job(mode, target, arguments, environment, view.cwd, watched)  # type: ignore[arg-type]  # one of the four
     return template, job, view.notes
 
@@ -282,11 +313,26 @@ def prepare(options: Options, program: Sequence[str]) -> tuple[Template, Job, li
 def _with_loop(options: Options, program: Sequence[str]) -> int:
     import uvloop
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(options, program))
+    _more_descriptors()
+    # What plugins print is not data: our stdout is the agents', or one JSON document.
+    with contextlib.redirect_stdout(sys.stderr), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        status, document = runner.run(_run(options, program))
+    if document is not None:
+        click.echo(document)
+    return status
 
 
-async def _run(options: Options, program: Sequence[str]) -> int:
+def _more_descriptors() -> None:
+    """The usual soft limit, 1,024, is for programs that use select(): few agents with many connections would starve the rest."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+async def _run(options: Options, program: Sequence[str]) -> tuple[int, str | None]:
+    """Exit status, and the document of `--json`."""
     from ..fleet import Fleet
     from ..plugins import load_plugins
     from ..runtime import Runtime
@@ -311,6 +357,7 @@ async def _run(options: Options, program: Sequence[str]) -> int:
         on_line=(lambda line: say(f"template: {line}")) if options.verbose else lambda line: None,
         trace=options.strace,
     )
+    writers = Writer(1), Writer(2)
     stop = _Interrupts(fleet, asyncio.current_task(), options.quiet)
     for number in stop.SIGNALS:
         if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:  # nohup means it
@@ -321,24 +368,28 @@ async def _run(options: Options, program: Sequence[str]) -> int:
         try:
             async with fleet:
                 stop.ready = True
-                results, captured = await _agents(fleet, job, options)
+                results, captured = await _agents(fleet, job, options, writers)
                 counted = runtime.statistics()
         finally:
             await runtime.stop()
     except asyncio.CancelledError:
         if stop.last is None:
             raise
-        return 128 + stop.last
+        return 128 + stop.last, None
     seconds = time.monotonic() - started
     for result in results:
         _tell(result, options, stop)
-    if options.as_json:
-        click.echo(json.dumps(_document(results, captured, counted, seconds)))
+    document = json.dumps(_document(results, captured, counted, seconds)) if options.as_json else None
     if options.stats and not options.as_json:
         say(_statistics(results, counted, seconds))
     if stop.killed and stop.last is not None:
-        return 128 + stop.last
-    return next((result.status for result in results if result.status), 0)
+        return 128 + stop.last, document
+    status = next((result.status for result in results if result.status), 0)
+    for writer in writers:
+        if writer.failure is not None and not status:  # what the agents said did not get out, and they may not know
+            complain(f"cannot write to {writer.name}: {writer.failure.strerror}")
+            status = 125
+    return status, document
 
 
 def _check_kvm() -> None:
@@ -380,15 +431,17 @@ class _Interrupts:
                 say("interrupting; press Ctrl-C again to kill")
 
 
-async def _agents(fleet: Fleet, job: Job, options: Options) -> tuple[list[Result], list[tuple[Kept, Kept]]]:
+async def _agents(
+    fleet: Fleet, job: Job, options: Options, writers: tuple[Writer, Writer]
+) -> tuple[list[Result], list[tuple[Kept, Kept]]]:
     from ..fleet import Streams
 
-    out, err = Writer(1), Writer(2)
+    out, err = writers
     captured: list[tuple[Kept, Kept]] = []
     text: bytes | None = None
     if options.count > 1 and job.mode == "stdin":
         text = await _all_input()
-    marked = options.count > 1 and sys.stdout.isatty()
+    marked = options.count > 1 and os.isatty(1)
 
     def streams(number: int) -> Streams:
         if options.as_json:

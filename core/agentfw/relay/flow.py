@@ -36,6 +36,7 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE",
 _LINE = re.compile(rb"[^\n]*HTTP/[0-9]")
 _WORD = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]*")
 _BLANKS = b"\r\n\t "
+_NOT_TEXT = re.compile(rb"[^\t\n\r -~]")
 _LONGEST_LINE = 40000
 
 _NOT_SPOKEN = frozenset({"h2", "h2c", "h3"})  # an agent falls back to HTTP/1.1, where request hooks see its requests
@@ -210,14 +211,14 @@ def classify(buffer: bytes | bytearray, ended: bool, http_only: bool, inside_tls
         return unclear if len(text) < _LONGEST_LINE else "raw"  # no end of the word yet
     if word in _METHODS and len(text) > len(word):
         return "http"
-    if len(word) == len(text):
-        return unclear
+    if len(word) == len(text):  # nothing but blanks, or a method and no more
+        return unclear if len(buffer) < _LONGEST_LINE else "raw"
     if not word:
         return "raw"
     line, newline, _ = text.partition(b"\n")
     if _LINE.match(line):
         return "http"
-    if newline or len(text) > _LONGEST_LINE or any((byte < 32 and byte not in _BLANKS) or byte > 126 for byte in line):
+    if newline or len(text) > _LONGEST_LINE or _NOT_TEXT.search(line):
         return "raw"
     return unclear
 

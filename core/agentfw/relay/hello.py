@@ -6,6 +6,8 @@ from ..errors import ProtocolError
 
 MAX_HELLO = 65536
 """Bytes of records that a ClientHello may take."""
+MAX_RECORDS = 64
+"""They are looked at again with every piece that comes, so there must not be many tiny ones."""
 _ENCRYPTED_CLIENT_HELLO = 0xFE0D
 
 
@@ -16,6 +18,7 @@ def client_hello(buffer: bytes | bytearray) -> bytes | None:
     """
     message = bytearray()
     at = 0
+    records = 0
     while True:
         if len(message) >= 4:
             if message[0] != 1:
@@ -34,6 +37,9 @@ def client_hello(buffer: bytes | bytearray) -> bytes | None:
             return None
         message += buffer[at + 5 : at + 5 + size]
         at += 5 + size
+        records += 1
+        if records > MAX_RECORDS:
+            raise ProtocolError("the ClientHello is in too many pieces")
 
 
 class _Reader:

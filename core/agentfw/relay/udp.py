@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 MAX_PEERS = 64
 """Peers one socket talks to at once; the one that was silent longest goes."""
+MAX_AGENT_PEERS = 256
+"""Peers that all sockets of one agent talk to at once: each is a socket of the host's. More are dropped."""
 MAX_QUEUED = 256
 """Datagrams waiting for one peer."""
 MAX_QUESTIONS = 64
@@ -79,15 +81,27 @@ class UdpRelay:
         key = (address, port)
         peer = self._peers.get(key)
         if peer is None or peer.task.done():
+            held = self._runtime.udp_peers
+            if held[self._agent.id] >= MAX_AGENT_PEERS:
+                self._count("udp_dropped")
+                return
             while len(self._peers) >= MAX_PEERS:
                 self._peers.popitem(last=False)[1].task.cancel()
             queue: asyncio.Queue[bytes] = asyncio.Queue(MAX_QUEUED)
             peer = self._peers[key] = _Peer(queue, asyncio.get_running_loop().create_task(self._serve(queue, address, port)))
+            held[self._agent.id] += 1
+            peer.task.add_done_callback(lambda _: self._peer_gone())
         self._peers.move_to_end(key)
         if peer.queue.full():
             self._count("udp_dropped")
         else:
             peer.queue.put_nowait(data)
+
+    def _peer_gone(self) -> None:
+        held, agent = self._runtime.udp_peers, self._agent.id
+        held[agent] -= 1
+        if held[agent] <= 0:
+            del held[agent]
 
     async def _serve(self, queue: asyncio.Queue[bytes], address: str, port: int) -> None:
         try:

@@ -78,6 +78,8 @@ class Rule:
         if not _PLACEHOLDER.match(self.placeholder):
             raise ConfigError("placeholder", "must be at least 8 printable ASCII characters without blanks")
         self.secrets: tuple[str, ...] = tuple(_read(kind, where, environment) for kind, where in _SOURCE.findall(config.value))
+        if "${" in _SOURCE.sub("", config.value):
+            raise ConfigError("value", "`${` must begin ${env:NAME} or ${file:PATH}")
         self.files = tuple(Path(where).expanduser().absolute() for kind, where in _SOURCE.findall(config.value) if kind == "file")
         left = iter(self.secrets)
         self._value = _SOURCE.sub(lambda _: next(left), config.value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import dnslib
 import msgspec
@@ -32,9 +32,9 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     resolve: bool = True
     """Resolve names with the host's getaddrinfo() when no other plugin has."""
-    ttl: int = 30
+    ttl: Annotated[int, msgspec.Meta(ge=0, le=86_400)] = 30
     """Seconds that an agent may keep such an answer: getaddrinfo() does not tell the real one."""
-    connect_timeout: float = 30.0
+    connect_timeout: Annotated[float, msgspec.Meta(gt=0)] = 30.0
 
 
 class Plugin:

@@ -146,7 +146,8 @@ class Plugin:
 
     @hookimpl
     def dial(self, agent: Agent, destination: Destination, address: str) -> bool | None:
-        rule = self._denied.match_address(address)
+        # With its port: a name of the agent's choosing may lead to the very address and port that are denied.
+        rule = self._denied.match(Destination(destination.scheme, address, destination.port))
         if rule is not None:
             self._counters["denied"] += 1
             raise Denied(f"policy.deny: {rule}", f"{address} (for {destination.host}) is on the deny list")

@@ -140,7 +140,7 @@ class Connection:
             destination = self.destination
             try:
                 trust.check_name(certificate.to_cryptography(), destination.host, is_address=destination.is_address)
-            except (trust.NameMismatch, ValueError) as mismatch:
+            except Exception as mismatch:  # some certificates that OpenSSL takes cannot be read
                 code = mismatch.code if isinstance(mismatch, trust.NameMismatch) else trust.HOSTNAME_MISMATCH
                 self._verdict = (code, str(mismatch))
                 return False

@@ -27,6 +27,9 @@ log = logging.getLogger("agentfw.tls")
 SESSIONS = 4
 """TLS sessions kept for resumption a group; each is used once."""
 SESSION_AGE = 3600.0
+AGENT_IDLE = 32
+"""Unused connections held open for one agent alone, over all destinations; the one unused for longest goes. A pool that is shared
+has `Limits.max_idle` instead."""
 GROUPS = 1024
 EAGER = 4
 """Connections of a group that are opened as soon as they are wanted. More only if waiting for those in use would take longer than
@@ -126,6 +129,7 @@ class Pool:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._held_by: Counter[str] = Counter()  # by agent: leases and places in queues
+        self._own: dict[str, OrderedDict[Connection, Group]] = {}  # by tenant: those last put to rest, where nobody shares
         self._number = 0
         self._closed = False
 
@@ -273,6 +277,15 @@ class Pool:
         connection.idle_since = self._loop.time()
         connection.on_idle_event = lambda each: self._idle_event(group, each)
         group.idle.append(connection)
+        if not group.shared:
+            own = self._own.setdefault(group.key.tenant, OrderedDict())
+            own[connection] = group
+            own.move_to_end(connection)
+            while len(own) > AGENT_IDLE:
+                oldest, its_group = own.popitem(last=False)
+                if oldest in its_group.idle:  # not lent again, nor closed
+                    its_group.idle.remove(oldest)
+                    self._retire(its_group, oldest, "idle")
 
     def _idle_event(self, group: Group, connection: Connection) -> None:
         """An idle peer said something: a session ticket is fine, anything else is not."""
@@ -459,6 +472,7 @@ class Pool:
 
     def agent_gone(self, agent: Agent) -> None:
         """Its own connections are closed. (Its leases end with its flows.)"""
+        self._own.pop(agent.id, None)
         for group in [group for group in self.groups.values() if not group.shared and group.key.tenant == agent.id]:
             self._empty(group)
             group.sessions.clear()
@@ -491,6 +505,7 @@ class Pool:
             if group.again:
                 group.again.cancel()
         self.groups.clear()
+        self._own.clear()
 
     def statistics(self) -> dict[str, int | float]:
         counters = self.counters

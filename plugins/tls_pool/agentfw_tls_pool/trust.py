@@ -11,7 +11,6 @@ from pathlib import Path
 import certifi
 from cryptography import x509
 from OpenSSL import SSL, crypto
-from service_identity import CertificateError, VerificationError
 from service_identity.cryptography import verify_certificate_hostname, verify_certificate_ip_address
 
 AGENTS_CONTEXTS = 16
@@ -68,7 +67,7 @@ def check_name(certificate: x509.Certificate, host: str, *, is_address: bool) ->
             verify_certificate_ip_address(certificate, host)
         else:
             verify_certificate_hostname(certificate, host)
-    except (VerificationError, CertificateError, ValueError) as error:
+    except Exception as error:  # whatever odd extensions make of it, it is not this name's
         code = IP_ADDRESS_MISMATCH if is_address else HOSTNAME_MISMATCH
         what = "IP address" if is_address else "Hostname"
         raise NameMismatch(code, f"{what} mismatch, certificate is not valid for '{host}'.") from error
@@ -120,7 +119,10 @@ class Trust:
         if made is not None:
             self._agents_contexts.move_to_end(key)
             return made
-        certificates = [crypto.X509.from_cryptography(x509.load_der_x509_certificate(der)) for der in cas]
+        try:
+            certificates = [crypto.X509.from_cryptography(x509.load_der_x509_certificate(der)) for der in cas]
+        except Exception as error:  # InvalidVersion and others are no ValueErrors; the bytes are the agent's
+            raise ValueError("no certificate") from error
         made = self._make(versions, alpn)
         store = made.get_cert_store()
         assert store is not None
