@@ -159,7 +159,13 @@ class _Run:
             self.waiting_signals.append(number)
 
     def kill(self) -> None:
+        """A cell that does not obey (it was stopped, or hangs in a host's file system) is killed with all its VMs."""
         self.host.cell.kill(self.vm)
+        asyncio.get_running_loop().call_later(KILL_SECONDS, self._overdue)
+
+    def _overdue(self) -> None:
+        if not self.exited.done():
+            self.host.give_up()
 
     def acknowledge(self) -> None:
         self.acknowledged = True
@@ -176,6 +182,7 @@ class _Host:
         self.fleet = fleet
         self.runs: dict[int, _Run] = {}
         self.failure: str | None = None
+        self._closing: asyncio.Future[None] | None = None
 
     def vm_ready(self, vm: int, snapshot_bytes: int, error: int) -> None:
         """A restored VM does not stop at its ready call again."""
@@ -198,6 +205,12 @@ class _Host:
 
     def cell_failed(self, text: str) -> None:
         self.failure = text
+
+    def give_up(self) -> None:
+        if self.failure is None:
+            self.failure = f"the cell did not answer for {KILL_SECONDS:g} s and was killed"
+            log.error("%s", self.failure)
+        self._closing = asyncio.ensure_future(self.cell.close())
 
 
 class Fleet:

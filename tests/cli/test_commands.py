@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -135,3 +136,16 @@ def test_what_json_keeps_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (kept.text, kept.cut) == ("abcde", True)
 
     asyncio.run(body())
+
+
+def test_ctrl_c_while_the_command_is_still_imported() -> None:
+    code = (
+        "import os, signal, sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'agentfw.cli': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from agentfw.__main__ import main; main()\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code, "--help"], capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

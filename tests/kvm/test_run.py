@@ -439,3 +439,20 @@ def test_output_that_cannot_be_written_is_told(agentfw_environment: dict[str, st
                               stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE, text=True)  # fmt: skip
     assert done.returncode and "Traceback" not in done.stderr.split("error: ")[-1]
     assert "cannot write to standard output: No space left on device" in done.stderr
+
+
+@pytest.mark.parametrize("how", ["time limit", "Ctrl-C twice"])
+def test_a_cell_that_hangs_is_killed(started: Callable[..., subprocess.Popen[bytes]], how: str) -> None:
+    """Stopped here; a host's file system that hangs looks the same."""
+    limit = ("--timeout", "3") if how == "time limit" else ()
+    process = started("run", *limit, "-c", "import time; print('up', flush=True); time.sleep(60)")
+    assert process.stdout is not None and process.stdout.readline() == b"up\n"
+    for task in Path(f"/proc/{process.pid}/task").iterdir():
+        for pid in (task / "children").read_text().split():
+            os.kill(int(pid), signal.SIGSTOP)
+    if not limit:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+    process.communicate(timeout=25)
+    assert process.returncode == (124 if limit else 130)

@@ -21,6 +21,7 @@ from ..http1 import (
     BodyReader,
     BodyTransform,
     Framing,
+    Headers,
     RequestHead,
     ResponseHead,
     encode_chunk,
@@ -354,6 +355,7 @@ class Exchange:
                 head.headers.set("Connection", "Upgrade")
                 head.headers.set("Upgrade", self._upgrade)
                 return head, buffer
+            head.headers = Headers()  # no response() hook has seen them
             if self.head.version == "1.1" and (head.status != 100 or self._expects):
                 await self.session.flow.send(head.encode())
 

@@ -7,8 +7,9 @@
     placeholder = "sk-agentfw-placeholder"      # what agents are given as their "key"
 
 Only over TLS that the host verified. An agent's own key on such a route, and a placeholder or secret on its way to anywhere else,
-are refused. Secrets live in this object only; no repr, message or counter shows them. A file they were read from, agentfw.toml
-itself for a literal one, must not be among what the agents see, nor a secret among their variables: that stops the command.
+are refused. A secret that comes back in a response (an echo, an error page) is masked. Secrets live in this object only; no
+repr, message or counter shows them. A file they were read from, agentfw.toml itself for a literal one, must not be among what
+the agents see, nor a secret among their variables: that stops the command.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from agentfw import Agent, ConfigError, Denied, Destination, TlsInfo, hookimpl
 from agentfw.destination import parse_authority
 from agentfw.http1 import HOP_BY_HOP, Headers
 
+from .redact import Inflate, Redactor
+
 if TYPE_CHECKING:
-    from agentfw import RequestHead
+    from agentfw import RequestHead, ResponseHead
 
 _SOURCE = re.compile(r"\$\{(env|file):([^}]*)\}")
 _NOT_CREDENTIALS = HOP_BY_HOP | {"host", "content-length", "expect"}
@@ -156,7 +159,10 @@ class Plugin:
         # longest first: one value may begin with another
         values = sorted(map(re.escape, scopes), key=len, reverse=True)
         self._values = re.compile("|".join(values)) if values else None
-        self._counters: Counter[str] = Counter(injected=0, refused=0)
+        secrets = {secret for rules in self._rules.values() for rule in rules for secret in rule.secrets}
+        self._secrets = tuple(sorted((secret.encode("ascii") for secret in secrets), key=len, reverse=True))
+        self._secret = re.compile(b"|".join(map(re.escape, self._secrets))) if secrets else None
+        self._counters: Counter[str] = Counter(injected=0, refused=0, echoes_masked=0)
 
     def __repr__(self) -> str:
         return f"<credentials: {sum(map(len, self._rules.values()))} rules>"
@@ -192,7 +198,34 @@ class Plugin:
         self._check_own_keys(head.headers, rules)
         for rule in rules:
             rule.apply(head.headers)
+        head.headers.set("Accept-Encoding", "identity")  # so that an echo can be seen
         self._counters["injected"] += 1
+
+    @hookimpl(trylast=True)
+    def response(self, agent: Agent, destination: Destination, request: RequestHead, head: ResponseHead) -> None:
+        if self._secret is None or (destination.host, destination.port) not in self._rules:
+            return
+        head.reason = self._masked(head.reason)
+        for name in {name.lower() for name, value in head.headers if self._masked(value) != value}:
+            values = [self._masked(value) for value in head.headers.get_all(name)]
+            head.headers.remove(name)
+            for value in values:
+                head.headers.add(name, value)
+        for encoding in reversed(head.headers.tokens("content-encoding")):
+            if encoding in ("gzip", "x-gzip", "deflate"):
+                head.transforms.append(Inflate())
+            elif encoding != "identity":
+                raise Denied(f"credentials: {destination.host}", f"a response in the encoding {encoding!a} cannot be looked into")
+        head.headers.remove("content-encoding")
+        head.transforms.append(Redactor(self._secret, self._secrets, self._count_echoes))
+
+    def _count_echoes(self, number: int) -> None:
+        self._counters["echoes_masked"] += number
+
+    def _masked(self, text: str) -> str:
+        assert self._secret is not None
+        data = text.encode("latin-1", "replace")
+        return Redactor(self._secret, self._secrets, self._count_echoes)(data, True).decode("latin-1")
 
     def _check_scopes(self, head: RequestHead, place: tuple[str, int] | None) -> None:
         """Refuse a placeholder or a secret in the head on its way elsewhere, or to its place without verified TLS."""
