@@ -61,6 +61,7 @@ def shim_blob(shim, out):
         *("-fno-inline-functions-called-once", "-fno-tree-dominator-opts", "-fno-caller-saves", "-fno-tree-tail-merge"),
         *("-fno-move-loop-invariants", "-malign-data=abi"),
         *("-fno-tree-loop-im", "-fno-shrink-wrap", "-fno-schedule-insns2", "-fno-guess-branch-probability"),
+        *("-fno-tree-pta", "-fno-ipa-modref", "-fno-optimize-sibling-calls", "-fno-tree-phiprop", "-fno-ipa-sra"),
         *("-m64", "-std=gnu11", "-ffreestanding", "-fno-pic", "-no-pie", "-mcmodel=small", "-mno-red-zone"),
         *("-mgeneral-regs-only", "-mpreferred-stack-boundary=3", "-fno-strict-aliasing", "-fno-stack-protector"),
         *("-fcf-protection=none", "-fno-asynchronous-unwind-tables", "-fomit-frame-pointer"),

@@ -65,15 +65,14 @@ void entry_site(void);
 void thread_first(void);
 void fail(s64 result) __attribute__((noreturn));      /* the current syscall ends with this, from any depth */
 static inline struct frame *user_frame(void) { return (struct frame *)(kstack_top - sizeof(struct frame)); }
+extern u32 xstate_mask, xstate_size;  /* what threads have of extended state, and its size in XSAVE's standard form */
 static inline void xsave(void *area)
 {
-    u64 m = CTL->xcr0;
-    __asm__ volatile("xsave64 (%0)" ::"r"(area), "a"((u32)m), "d"((u32)(m >> 32)) : "memory");
+    __asm__ volatile("xsave64 (%0)" ::"r"(area), "a"(xstate_mask), "d"(0) : "memory");
 }
 static inline void xrstor(const void *area)
 {
-    u64 m = CTL->xcr0;
-    __asm__ volatile("xrstor64 (%0)" ::"r"(area), "a"((u32)m), "d"((u32)(m >> 32)) : "memory");
+    __asm__ volatile("xrstor64 (%0)" ::"r"(area), "a"(xstate_mask), "d"(0) : "memory");
 }
 static inline u64 get_fs(void) { u64 v; __asm__ volatile("rdfsbase %0" : "=r"(v)); return v; }
 static inline u64 get_gs(void) { u64 v; __asm__ volatile("rdgsbase %0" : "=r"(v)); return v; }

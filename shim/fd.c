@@ -217,17 +217,12 @@ PL(fcntl)
     case F_GETLK:                    /* the one process here never conflicts with itself */
     case F_OFD_GETLK:
         return copy_out(c, &unlocked, sizeof unlocked);
-    case F_SETLK:
-    case F_SETLKW:
-    case F_OFD_SETLK:
-    case F_OFD_SETLKW:
-    case F_SETOWN:
-    case F_GETOWN:
-        return 0;
     case F_SETPIPE_SZ:
     case F_GETPIPE_SZ:
         return o->ops == &pipe_ops ? CHAN_MAX : -EBADF;
     }
+    if (b - F_SETLK <= F_GETOWN - F_SETLK || b - F_OFD_SETLK <= F_OFD_SETLKW - F_OFD_SETLK)
+        return 0;                    /* F_SETLK, F_SETLKW, F_SETOWN, F_GETOWN, F_OFD_SETLK, F_OFD_SETLKW */
     return -EINVAL;
 }
 

@@ -205,6 +205,7 @@ struct sock {
 extern const struct ops sock_ops;
 void sock_close(struct file *f);
 struct sock *sock_find(struct sock *from, const struct addr *a);
+struct sock *sock_listener(struct sock *s, const struct addr *a);        /* the same; nobody there fails */
 void sock_source(struct sock *s, const struct addr *to, struct addr *out);   /* our address as `to` sees it */
 void sock_autobind(struct sock *s);
 void sock_progress(struct sock *s);  /* a connect over a flow may be done */

@@ -85,6 +85,29 @@ static void expire(void)
     itimer_expire(now);
 }
 
+u32 xstate_mask, xstate_size;
+#define XSTATE_KNOWN 0xe7            /* x87, SSE, AVX, AVX-512 */
+
+static u32 xgetbv(void)
+{
+    u32 a, d;
+    __asm__ volatile("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
+    return a & XSTATE_KNOWN;
+}
+
+/* What the CPU really has: where KVM cannot hide a feature (pvm) programs may use it, whatever ctl.xcr0 and cpuid tell them. */
+static void xstate_init(void)
+{
+    xstate_mask = xgetbv();
+    xstate_size = 576;
+    for (u32 i = 2; i < 8; i++) {
+        u32 size = 0xd, offset, c = i, d;
+        __asm__ volatile("cpuid" : "+a"(size), "=b"(offset), "+c"(c), "=d"(d));
+        if ((xstate_mask >> i & 1) && size + offset > xstate_size)
+            xstate_size = size + offset;
+    }
+}
+
 static void restored(void)
 {
     u32 pid = CTL->pid;
@@ -94,6 +117,7 @@ static void restored(void)
     if (main_thread.clear_tid && user_ok(main_thread.clear_tid, 4, 1) && AT(u32, main_thread.clear_tid) == main_thread.tid)
         AT(u32, main_thread.clear_tid) = pid;
     main_thread.tid = pid;
+    xstate_mask &= xgetbv();
     random_reseed();
     cpu_time_restart();
     cpu_at_switch = cpu_time();
@@ -334,7 +358,7 @@ static s64 clone(u64 flags, u64 sp, u64 parent_tid, u64 child_tid, u64 tls)
     if (flags & CLONE_CHILD_SETTID)
         copy_out(child_tid, &tid, 4);
     /* One block: thread, extended state, shim stack. kalloc() puts 16 bytes before it. */
-    u64 state = (sizeof(struct thread) + 64 + CTL->xsave_size + 63) & ~63ul;
+    u64 state = (sizeof(struct thread) + 64 + xstate_size + 63) & ~63ul;
     u64 size = ((state + KSTACK + 16 + PAGE - 1) & ~(PAGE - 1)) - 16;
     struct thread *t = kalloc(size);
     if (!t)
@@ -451,7 +475,8 @@ void shim_main(void)
     f->cs = 0x33;
     f->ss = 0x2b;
     f->rflags = 0x3202;
-    if (CTL->abi != AFW_ABI || CTL->xsave_size > sizeof main_xsave)
+    xstate_init();
+    if (CTL->abi != AFW_ABI || xstate_size > sizeof main_xsave)
         PANIC(3);
     u32 mxcsr = 0x1f80;
     __asm__ volatile("ldmxcsr %0" ::"m"(mxcsr));

@@ -61,7 +61,7 @@ void sigframe_restart(struct frame *f)
 s64 sigframe_push(struct frame *f, const struct action *a, const struct sigq *info, u64 old, int upcall)
 {
     struct thread *t = current;
-    u64 size = CTL->xsave_size, sp = f->rsp - 128;
+    u64 size = xstate_size, sp = f->rsp - 128;
     if ((a->flags & SA_ONSTACK) && t->alt_size && !on_altstack(t, f->rsp))
         sp = t->alt_sp + t->alt_size;
     u64 fp = (sp - size - 4) & ~63ul;
@@ -94,7 +94,7 @@ s64 sigframe_push(struct frame *f, const struct action *a, const struct sigq *in
     u32 *sw = (u32 *)(fp + SW_RESERVED);
     sw[0] = MAGIC1;
     sw[1] = (u32)size + 4;
-    *(u64 *)(sw + 2) = CTL->xcr0;
+    *(u64 *)(sw + 2) = xstate_mask;
     sw[4] = (u32)size;
     *(u32 *)(fp + size) = MAGIC2;
     memcpy(blank, initial, sizeof initial);
@@ -129,7 +129,7 @@ s64 sys_rt_sigreturn(void)
     struct thread *t = current;
     struct frame *f = user_frame();
     struct sigframe *s = (struct sigframe *)(f->rsp - 8);
-    u64 size = CTL->xsave_size;
+    u64 size = xstate_size;
     if (!user_ok((u64)s, sizeof *s, 0))
         die(SIGSEGV);
     u64 fp = s->c.fpstate;
@@ -148,7 +148,7 @@ s64 sys_rt_sigreturn(void)
         /* The handler may have written anything there, and XRSTOR faults on what it does not like. */
         memcpy(t->xsave, (void *)fp, size);
         u64 *header = (u64 *)(t->xsave + XSAVE_HEADER);
-        header[0] = AT(u32, fp + SW_RESERVED) == MAGIC1 ? header[0] & CTL->xcr0 : 3;
+        header[0] = AT(u32, fp + SW_RESERVED) == MAGIC1 ? header[0] & xstate_mask : 3;
         memset(header + 1, 0, 56);
         *(u32 *)(t->xsave + 24) &= 0xffff;       /* MXCSR */
         xrstor(t->xsave);

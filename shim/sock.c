@@ -205,14 +205,20 @@ SK(accept4)
 }
 SK(accept) { return sys_accept4(s, b, c, 0, 0, 0); }
 
+struct sock *sock_listener(struct sock *s, const struct addr *a)
+{
+    struct sock *l = sock_find(s, a);
+    if (!l)
+        fail(a->len && a->b[0] ? -ENOENT : -ECONNREFUSED);
+    return l;
+}
+
 /* A stream to somebody who listens in this VM. */
 static void connect_here(struct sock *s, const struct addr *a)
 {
     struct sock *l, **end;
     for (;;) {
-        l = sock_find(s, a);
-        if (!l)
-            fail(a->b[0] && s->domain == AF_UNIX ? -ENOENT : -ECONNREFUSED);
+        l = sock_listener(s, a);
         if (l->queued <= l->backlog || (s->domain != AF_UNIX && LATER(s)))
             break;
         if (LATER(s))
@@ -298,8 +304,8 @@ SK(connect)
         connect_stream(s, &name);
         return 0;
     }
-    if (s->domain == AF_UNIX)        /* datagrams between unix sockets: socketpair() only */
-        return -ECONNREFUSED;
+    if (s->domain == AF_UNIX)
+        sock_listener(s, &name);
     sock_autobind(s);
     s->peer = name;
     s->state = S_CONNECTED;

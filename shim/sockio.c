@@ -48,6 +48,8 @@ static struct chan *receiver(struct sock *s, const struct addr *to, struct addr 
             fail(s->domain == AF_UNIX ? -ENOTCONN : -EDESTADDRREQ);
         to = &s->peer;
     }
+    if (s->domain == AF_UNIX)
+        return sock_listener(s, to)->s.rx;
     sock_autobind(s);
     if (!addr_local(to)) {
         *show = *to;
@@ -85,9 +87,9 @@ static s64 dgram_send(struct sock *s, struct io *io, u32 msg, const struct addr 
             return -ECONNREFUSED;
         if (c && chan_room(c) >= FRAME + n)
             break;
-        if (!c || c->writer != &s->s.f)
+        if (!c || (c->writer != &s->s.f && s->domain != AF_UNIX))
             return n;                /* UDP: lost */
-        file_wait(s, msg, deadline);
+        file_wait(s, msg, c->writer ? deadline : deadline_after(1000000));
     }
     u32 size;
     void *ip = addr_ip(&show, &size);

@@ -6,7 +6,8 @@
  * runs the displaced instructions and enters the shim.
  *
  * A jump goes in only while no thread can stand inside the five bytes: no thread is stopped by an upcall (ctl.preempted, the guest's
- * word: a lie harms that guest only) and the vCPU's own RIP is elsewhere. Until then the patch waits in the VM's list.
+ * word: a lie harms that guest only) and the vCPU's own RIP is elsewhere, and not in the shim either, unless at a doorbell. Until
+ * then the patch waits in the VM's list.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -280,6 +281,10 @@ static void apply(struct vm *vm)
         return;
     struct afw_shim_header shim;
     if (guest_read(vm, &shim, AFW_SHIM, sizeof shim) || shim.magic != AFW_SHIM_MAGIC)
+        return;
+    /* Stopped by a signal within the shim: it may be on the way into an upcall or out of one, where the program's RIP is not counted. */
+    uint64_t rip = vm->run->s.regs.regs.rip;
+    if (vm->run->exit_reason != KVM_EXIT_IO && rip >= shim.text_start && rip < shim.text_end)
         return;
     unsigned left = 0;
     for (unsigned i = 0; i < s->todos; i++) {
