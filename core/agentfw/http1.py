@@ -148,7 +148,8 @@ class RequestHead:
 
 @dataclass(slots=True, repr=False)
 class ResponseHead:
-    """`transforms` are applied to the decoded (unchunked) body in order; when there are any, the relay frames the body itself."""
+    """`transforms` are applied to the decoded (unchunked) body in order; when there are any, the relay frames the body itself,
+    but keeps its Content-Length if all of them have a true attribute `same_length`: as many bytes out as in, in the end."""
 
     status: int
     reason: str

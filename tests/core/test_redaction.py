@@ -116,4 +116,5 @@ async def test_an_echo_through_the_relay() -> None:
                 )
                 status, fields, body = await read_response(flow)
     assert KEY.encode() in server.requests[0]
+    assert fields["content-length"] == str(len(KEY) + 2)
     assert (status, body, fields["x-key"]) == (200, b"<" + b"*" * len(KEY) + b">", "*" * len(KEY))

@@ -432,7 +432,7 @@ class BodyWriter:
                 headers.remove("content-length")
             else:  # of what GET would have got
                 headers.set("Content-Length", lengths[0])
-        elif framing.length is not None and not self._transforms:
+        elif framing.length is not None and all(getattr(each, "same_length", False) for each in self._transforms):
             headers.set("Content-Length", str(framing.length))
         else:
             headers.remove("content-length")

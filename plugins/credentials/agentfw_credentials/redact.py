@@ -27,6 +27,7 @@ class Redactor:
     """A BodyTransform. `pattern`: an alternation of `values`, longest first; `count` is told how many were masked."""
 
     __slots__ = ("_count", "_held", "_pattern", "_values")
+    same_length = True
 
     def __init__(self, pattern: re.Pattern[bytes], values: tuple[bytes, ...], count: Callable[[int], None]) -> None:
         self._pattern = pattern
