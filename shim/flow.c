@@ -133,6 +133,7 @@ void io_say(const char *text, size_t n)
 static void cut(struct chan *c)
 {
     c->flow = 0;
+    c->writer = 0;                   /* reader is the socket, as in every flow's chan: it frees it alone */
     c->base = 0;
     c->size = 0;
     c->head = &c->own[0];

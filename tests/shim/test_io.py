@@ -2,6 +2,7 @@
 
 import asyncio
 import difflib
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from agentfw_vmm import Cell, CellConfig, Mount, VmExit
 from .test_core import Handler, built, on_harness
 
 __all__ = ["built"]
+HERE = Path(__file__).parent
+SHIM = HERE.parents[1] / "shim"
 PROGRAMS = ["io_pipes", "io_poll", "io_sockets", "io_random", "io_files"]
 
 
@@ -54,3 +57,28 @@ def test_in_vm(built: Path, program: str) -> None:
     report, out = in_vm_output(built, program)
     assert (report.kind, report.code, report.text) == ("code", 0, report.text)
     same(native(built, program), out.decode().splitlines())
+
+
+@pytest.fixture(scope="session")
+def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The I/O half as a program under AddressSanitizer and UBSan; the I/O window where the sanitizer leaves room for it."""
+    out = tmp_path_factory.mktemp("fuzz")
+    shutil.copytree(SHIM, out / "shim")
+    abi = out / "shim/abi.h"
+    text = abi.read_text()
+    assert "#define AFW_WINDOW 0x3c0000000 " in text
+    abi.write_text(text.replace("#define AFW_WINDOW 0x3c0000000 ", "#define AFW_WINDOW 0x200000000000 "))
+    names = ["uio", "fd", "pipe", "event", "poll", "dev", "file", "path", "addr", "flow", "sock", "sockio", "sockopt"]
+    flags = ["-g", "-O1", "-std=gnu11", "-fno-omit-frame-pointer", "-fno-strict-aliasing", "-no-pie"]
+    flags += ["-Wl,--defsym=ctl_page=0x204000"]
+    checks = ["-fsanitize=address,undefined", "-fno-sanitize=alignment,nonnull-attribute", "-fno-sanitize-recover=all"]
+    sources = [HERE / "native/io_fuzz.c", *(out / f"shim/{name}.c" for name in names)]
+    command = ["cc", *flags, *checks, f"-I{out / 'shim'}", "-o", str(out / "io_fuzz"), *map(str, sources)]
+    subprocess.run(command, check=True)
+    return out / "io_fuzz"
+
+
+@pytest.mark.parametrize("seed", range(1, 7))
+def test_random_calls_sanitized(fuzzer: Path, seed: int) -> None:
+    run = subprocess.run([str(fuzzer), str(seed), "30000"], capture_output=True, text=True, timeout=100, check=False)
+    assert run.returncode == 0, run.stderr[-4000:]
