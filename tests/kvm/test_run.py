@@ -456,3 +456,19 @@ def test_a_cell_that_hangs_is_killed(started: Callable[..., subprocess.Popen[byt
         process.send_signal(signal.SIGINT)
     process.communicate(timeout=25)
     assert process.returncode == (124 if limit else 130)
+
+
+def test_two_hundred_threads_in_the_default_memory(agentfw: Agentfw) -> None:
+    code = """
+import threading
+gate, done = threading.Event(), []
+def work(n):
+    gate.wait()
+    done.append(str(n) * 1000)
+threads = [threading.Thread(target=work, args=(n,)) for n in range(200)]
+for thread in threads: thread.start()
+gate.set()
+for thread in threads: thread.join()
+print(len(done))
+"""
+    assert agentfw("run", "-q", "-c", code).stdout == "200\n"
