@@ -56,18 +56,16 @@ class Handler:
             self.exit.set_exception(AssertionError(text))
 
 
-def in_vm(built: Path, program: str, *args: str, memory: int = 1 << 30, after: tuple[int, float] | None = None) -> VmExit:
-    """Boots the program. after: a signal, and seconds until it is sent."""
+def in_vm(built: Path, program: str, *args: str, memory: int = 1 << 30, slice_ns: int = 0) -> VmExit:
+    """Boots the program."""
 
     async def main() -> VmExit:
         path = f"/t/{program}"
-        config = CellConfig(memory=memory, mounts=[Mount("/t", built)], program=path, argv=[path, *args])
+        config = CellConfig(memory=memory, mounts=[Mount("/t", built)], program=path, argv=[path, *args], slice_ns=slice_ns)
         handler = Handler()
         cell = await Cell.start(config, handler)
         try:
             cell.boot(0)
-            if after:
-                asyncio.get_running_loop().call_later(after[1], cell.signal, 0, after[0])
             return await asyncio.wait_for(handler.exit, 60)
         finally:
             await cell.close()

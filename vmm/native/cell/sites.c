@@ -166,14 +166,29 @@ static void send_next(void)
     }
 }
 
-int sites_busy(struct vm *vm)
+static int waits_for(const struct request *r, const struct vm *vm, int files_only)
 {
-    if (R.current.id && R.current.vm == vm)
+    return r->vm == vm && (!files_only || r->kind == AFW_SITES_FILE);
+}
+
+static int busy(const struct vm *vm, int files_only)
+{
+    if (R.current.id && waits_for(&R.current, vm, files_only))
         return 1;
     for (unsigned i = 0; i < R.queued; i++)
-        if (R.queue[i].vm == vm)
+        if (waits_for(&R.queue[i], vm, files_only))
             return 1;
     return 0;
+}
+
+int sites_busy(struct vm *vm)
+{
+    return busy(vm, 0);
+}
+
+int sites_files_busy(struct vm *vm)
+{
+    return busy(vm, 1);
 }
 
 static int overlap(uint64_t a, uint64_t alen, uint64_t b, uint64_t blen)

@@ -173,7 +173,21 @@ static void before_entry(struct machine *m)
         upcall(m, AFW_UP_RESCHED, 0, 0, 0, r);
 }
 
+#define CODE_PATIENCE 5000000000ull              /* ns */
 enum after { AGAIN, LEAVE };
+
+/* A template does not run a file's code before its sites are known and rewritten: where KVM cannot hide CPU features, the first
+ * instructions of ld.so, which choose by them for good, would see the CPU's own. Not for ever: without an answer it runs as it is. */
+static bool code_awaited(struct machine *m, bool wait)
+{
+    if (m->restored || m->sites_given_up || !sites_files_busy(&m->vm))
+        return false;
+    m->state = RUN_STALLED;
+    m->deadline = wait;
+    m->sites_wait = true;
+    m->deadline_sites = clock_mono() + CODE_PATIENCE;
+    return true;
+}
 
 static enum after serve_ring(struct machine *m, bool wait)
 {
@@ -188,6 +202,8 @@ static enum after serve_ring(struct machine *m, bool wait)
     case RING_DONE:
         break;
     }
+    if (code_awaited(m, wait))
+        return LEAVE;
     if (!wait)
         return AGAIN;
     vm_counters(m);
@@ -255,7 +271,7 @@ void vm_run(struct machine *m)
     struct kvm_run *run = vm->run;
     struct afw_vm_shm *s = vm->shm;
     m->cpu_mark = thread_cpu();
-    if (m->state == RUN_STALLED && !unstall(m))
+    if (m->state == RUN_STALLED ? !unstall(m) : code_awaited(m, false))
         return;
     s->state = AFW_VM_RUNNING;
     for (;;) {

@@ -89,6 +89,7 @@ void sites_backstop(struct vm *vm);  /* at an exit: ctl.backstop_rip moved; asks
 void sites_answer(struct vm *vm, uint64_t request, uint64_t count);  /* AFW_CMD_SITES; vm = 0: that VM is gone, the area is free again */
 void sites_unmapped(struct vm *vm, uint64_t gva, uint64_t len);      /* that range is something else now: forget pending requests in it */
 int sites_busy(struct vm *vm);        /* 1: an answer is outstanding (a template that waits for it has its sites in the snapshot) */
+int sites_files_busy(struct vm *vm);  /* the same, of files' code only */
 void sites_save(struct vm *vm, struct afw_snapshot_header *h);
 void sites_load(struct vm *vm, const struct afw_snapshot_header *h);
 
