@@ -14,6 +14,8 @@
 #define HYPERVISOR 0x80000000u                   /* leaf 1 ECX */
 #define KERNEL_LEAF1_EDX 0x000170ecu             /* de pse msr pae mce mtrr pge mca pat: what KVM itself looks at for CR4 and MSRs */
 
+#define XSAVE_ROOM 2752                          /* x87 to PKRU in the standard form, on CPUs with and without MPX */
+
 static uint32_t baseline(unsigned word, unsigned half)
 {
     uint32_t mask = 0;
@@ -112,7 +114,9 @@ int cpu_setup(struct cpu_model *cpu, int kvm_fd, char *error, size_t size)
         add(cpu, 4, sub, false, e->eax & 0x3fff, e->ebx, e->ecx, e->edx);
     }
     add(cpu, 7, 0, false, 0, b7, 0, 0);
-    add(cpu, 0xd, 0, false, (uint32_t)cpu->xcr0, (uint32_t)cpu->xsave_size, (uint32_t)cpu->xsave_size, 0);
+    /* Where KVM cannot hide XCR0's other bits, an XSAVE with a broad mask (ld.so's lazy binding) writes all of AVX-512's state into
+     * an area that was made by this answer: it names a size that is enough on every CPU. */
+    add(cpu, 0xd, 0, false, (uint32_t)cpu->xcr0, XSAVE_ROOM, XSAVE_ROOM, 0);
     if (cpu->xcr0 & 4)
         add(cpu, 0xd, 2, false, 256, 576, 0, 0);
     add(cpu, 0x40000000, 0, true, 0x40000001, 0x4b4d564b, 0x564b4d56, 0x4d);   /* KVMKVMKVM, no paravirtual feature */

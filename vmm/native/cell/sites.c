@@ -299,7 +299,7 @@ static void apply(struct vm *vm)
         return;
     /* Stopped by a signal within the shim: it may be on the way into an upcall or out of one, where the program's RIP is not counted. */
     uint64_t rip = vm->run->s.regs.regs.rip;
-    if (vm->run->exit_reason != KVM_EXIT_IO && rip >= shim.text_start && rip < shim.text_end)
+    if (vm->shm->exits && vm->run->exit_reason != KVM_EXIT_IO && rip >= shim.text_start && rip < shim.text_end)
         return;
     unsigned left = 0;
     for (unsigned i = 0; i < s->todos; i++) {
