@@ -428,7 +428,7 @@ def test_mounts_below_links_of_the_guests(agentfw: Agentfw, tmp_path: Path) -> N
 
 def test_what_plugins_print_is_no_data(agentfw: Agentfw, tmp_path: Path) -> None:
     (tmp_path / "chatty.py").write_text("print('loading')\nclass Plugin:\n    def __init__(self): print('made')\n")
-    done = agentfw("run", "--no-config", "--plugins", "./chatty.py", "--json", "-c", "print('said')")
+    done = agentfw("run", "-q", "--no-config", "--plugins", "./chatty.py", "--json", "-c", "print('said')")
     assert json.loads(done.stdout)["agents"][0]["stdout"] == "said\n"
     assert done.stderr == "loading\nmade\n"
 
@@ -472,3 +472,9 @@ for thread in threads: thread.join()
 print(len(done))
 """
     assert agentfw("run", "-q", "-c", code).stdout == "200\n"
+
+
+def test_no_policy_is_said(agentfw: Agentfw) -> None:
+    assert "without the `policy` plugin" in agentfw("run", "--no-config", "--plugins", "native", "-c", "pass").stderr
+    assert "policy" not in agentfw("run", "--no-config", "--plugins", "", "-c", "pass").stderr
+    assert "policy" not in agentfw("run", "--no-config", "-c", "pass").stderr
