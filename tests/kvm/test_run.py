@@ -478,3 +478,11 @@ def test_no_policy_is_said(agentfw: Agentfw) -> None:
     assert "without the `policy` plugin" in agentfw("run", "--no-config", "--plugins", "native", "-c", "pass").stderr
     assert "policy" not in agentfw("run", "--no-config", "--plugins", "", "-c", "pass").stderr
     assert "policy" not in agentfw("run", "--no-config", "-c", "pass").stderr
+
+
+def test_a_denial_is_told_once_with_its_rule(agentfw: Agentfw) -> None:
+    code = "import socket\nfor n in range(3):\n    try: socket.getaddrinfo('evil.example', 443)\n    except OSError as error: print(error.errno)\n"
+    done = agentfw("run", "--no-config", "-c", code)
+    assert done.returncode == 0
+    assert done.stderr == "agentfw.relay: agent-1: dns: denied by policy.default: deny: evil.example is not on the allow list\n"
+    assert agentfw("run", "-q", "--no-config", "-c", code).stderr == ""

@@ -249,8 +249,31 @@ def _logging(quiet: bool, verbose: int, strace: bool) -> None:
     level = logging.ERROR if quiet else (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s")
     logging.getLogger("agentfw").setLevel(level)
+    if not quiet and not verbose:
+        logging.getLogger("agentfw.relay").setLevel(logging.INFO)
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(_Denials())
     if strace:
         logging.getLogger("agentfw.vmm.strace").setLevel(logging.DEBUG)
+
+
+class _Denials(logging.Filter):
+    """Without -v: warnings, and each denial once: what the agent sees of it (a name that does not resolve) tells no rule."""
+
+    MOST = 20
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno >= logging.WARNING or not record.name.startswith("agentfw.relay"):
+            return True
+        text = record.getMessage()
+        if not getattr(record, "denied", False) or text in self._seen or len(self._seen) >= self.MOST:
+            return False
+        self._seen.add(text)
+        return True
 
 
 # ---- the program and its guest

@@ -63,7 +63,7 @@ async def answer(runtime: Runtime, agent: Agent, query: bytes, *, udp: bool) -> 
         reply = await _resolve(runtime, agent, query, question)
     except Denied as error:
         runtime.counters["dns_denied"] += 1
-        log.info("%s: dns: %s", agent.name, error)
+        log.info("%s: dns: %s", agent.name, error, extra={"denied": True})
         return wire.make_error(query, question, wire.REFUSED, wire.EDE_BLOCKED, f"{error} [{error.plugin}]")
     except DestinationError as error:
         runtime.counters["dns_denied"] += 1

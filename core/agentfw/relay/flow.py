@@ -74,7 +74,7 @@ def _note(runtime: Runtime, agent: Agent, flow: Flow, error: AgentfwError | OSEr
         log.error("%s: %s port %s: %s", agent.name, flow.address, flow.port, error, exc_info=error.__cause__)
     elif isinstance(error, Denied):
         runtime.counters["flows_denied"] += 1
-        log.info("%s: %s port %s: %s [%s]", agent.name, flow.address, flow.port, error, error.plugin)
+        log.info("%s: %s port %s: %s [%s]", agent.name, flow.address, flow.port, error, error.plugin, extra={"denied": True})
     else:
         runtime.counters["flows_failed"] += 1
         log.info("%s: %s port %s: %s", agent.name, flow.address, flow.port, error)

@@ -149,7 +149,7 @@ class HttpRelay:
             status = 403
             about.update(type="agentfw_denied", rule=error.rule, plugin=error.plugin)
             session.count("http_denied")
-            log.info("%s: %s: %s [%s]", session.agent.name, self._destination, error, error.plugin)
+            log.info("%s: %s: %s [%s]", session.agent.name, self._destination, error, error.plugin, extra={"denied": True})
         elif isinstance(error, HookError):
             about.update(type="agentfw_plugin_failed", plugin=error.plugin, hook=error.hook, message="a plugin failed")
             session.count("http_plugin_failures")
