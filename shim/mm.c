@@ -10,6 +10,7 @@
 #define KEEP(limit) PAGE_OF((limit) / 4)
 
 static u8 lazy;                      /* reservations in chunks committed since flush() */
+static u8 placing;                   /* a place was found and is not yet in the table: whatever the host's answer sets off, no page now */
 static u32 told;                     /* SQ index behind what flush() posted */
 static u64 brk_end;
 static u64 chunks[AFW_SPACE_END / AFW_CHUNK / 64 + 1];
@@ -69,6 +70,7 @@ static void flush(void)
             told = CTL->sq_tail;
         }
     }
+    lazy = region_room() != 0;       /* not all were told: again at the next occasion */
 }
 
 /* Before a call returns: what it closed is closed. */
@@ -117,28 +119,31 @@ void mm_release(page start, page end)
 static s64 map(page start, page end, u32 attr)
 {
     u32 prot = attr & PROT_ALL;
-    if (prot && (mm_used + end - start > PAGE_OF(CTL->memory_limit) || commit(start, end)))
+    if (prot && mm_used + end - start > PAGE_OF(CTL->memory_limit))
         return -ENOMEM;
-    s64 r = clean(start, end);
-    if (r)
-        return r;
+    placing = 1;
+    s64 r = prot ? commit(start, end) : 0;
+    if (!r)
+        r = clean(start, end);
     attr |= A_MAP;
     if (!prot) {
         attr |= A_LAZY;
         lazy = 1;
     } else if ((prot & (PROT_W | PROT_X)) != PROT_W) {
         attr |= prot & PROT_W ? 0 : A_PROT;
-        r = host(AFW_OP_PROTECT, start, end, prot);
-        if (r < 0)
-            return r;
+        if (!r)
+            r = host(AFW_OP_PROTECT, start, end, prot);
     }
+    placing = 0;
+    if (r < 0)
+        return r;
     region_set(start, end, attr);
     return settle(0);
 }
 
 page kpages(page n)
 {
-    page at = find_gap(n, PAGE_OF(CTL->mmap_base), SPACE_PAGES);
+    page at = placing ? 0 : find_gap(n, PAGE_OF(CTL->mmap_base), SPACE_PAGES);
     return at && !map(at, at + n, A_KERNEL | PROT_R | PROT_W) ? at : 0;
 }
 
@@ -165,11 +170,15 @@ static s64 user_range(u64 addr, u64 len, page *start, page *end)
 
 static s64 map_file(page start, page end, u32 attr, u64 handle, u64 offset)
 {
+    placing = 1;
     s64 r = commit(start, end);
-    if (r)
-        return r;
-    r = ring_call(AFW_OP_MAPFILE, handle, ADDRESS(start), ADDRESS(end - start), attr & PROT_ALL, attr & A_SHARED ? MAP_SHARED : MAP_PRIVATE, offset);
-    region_set(start, end, r < 0 ? A_FILE | A_DIRTY : A_MAP | A_FILE | attr);
+    int try = !r;
+    if (try)
+        r = ring_call(AFW_OP_MAPFILE, handle, ADDRESS(start), ADDRESS(end - start), attr & PROT_ALL,
+                      attr & A_SHARED ? MAP_SHARED : MAP_PRIVATE, offset);
+    placing = 0;
+    if (try)
+        region_set(start, end, r < 0 ? A_FILE | A_DIRTY : A_MAP | A_FILE | attr);
     return settle(r < 0 ? r : 0);
 }
 
@@ -182,7 +191,7 @@ s64 sys_mmap(u64 addr, u64 len, u64 prot, u64 flags, u64 fd, u64 offset)
     s64 r;
     if (!len || offset % PAGE || type > 2)
         return -EINVAL;
-    if (len > AFW_SPACE_END || (flags & MAP_HUGETLB))
+    if (len > AFW_SPACE_END || (flags & MAP_HUGETLB) || region_room())
         return -ENOMEM;
     if (!(flags & MAP_ANONYMOUS)) {
         r = fd_map_handle((int)fd, &handle, &writable, &readable);
@@ -203,7 +212,7 @@ s64 sys_mmap(u64 addr, u64 len, u64 prot, u64 flags, u64 fd, u64 offset)
         if (!is_free || start < base) {
             int high = !attr && n >= LOW_RESERVATION && !(flags & MAP_32BIT);
             start = find_gap(n, high ? HIGH : base, flags & MAP_32BIT ? HIGH : SPACE_PAGES);
-            if (!start || region_room())
+            if (!start)
                 return -ENOMEM;
         }
         end = start + n;
@@ -245,8 +254,10 @@ s64 sys_mprotect(u64 addr, u64 len, u64 prot)
     for (page s = start, e; r >= 0 && (p = region_piece(s, end)); s = e) {
         e = p->end;
         u32 a = p->attr;
-        if (a & A_LAZY)              /* prot is 0 then, too */
+        if (a & A_LAZY) {            /* prot is 0 then, too, or the table is full */
+            r = prot ? -ENOMEM : 0;
             continue;
+        }
         if ((prot & PROT_X) || (a & A_FILE) || (a & A_PROT ? (a & PROT_ALL) != prot : !(prot & PROT_W)))
             r = host(AFW_OP_PROTECT, s, e, prot);
         if (r >= 0)
