@@ -140,3 +140,9 @@ def test_memory_limit(built: Path) -> None:
     """mmap and brk say ENOMEM at the limit, and what was given back can be had again."""
     run = on_harness(built, "limit", options=("-m", "256"))
     assert (run.returncode, run.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("seed", ["1", "2", "3", "4"])
+def test_calls_by_chance(built: Path, seed: str) -> None:
+    run = on_harness(built, "chance", seed, options=("-m", "512"))
+    assert run.returncode == 0, run.stderr
