@@ -139,16 +139,6 @@ s64 sys_sched_getparam(u64 pid, u64 out)
     return put_u32(out, 0);
 }
 
-s64 sys_sched_priority_max(u64 policy)
-{
-    return policy - 1 < 2 ? 99 : 0;  /* FIFO, RR */
-}
-
-s64 sys_sched_priority_min(u64 policy)
-{
-    return policy - 1 < 2;
-}
-
 /* ---- processes and threads ---- */
 
 #define BIT(n) (1ull << (n))
@@ -189,19 +179,6 @@ s64 sys_arch_prctl(u64 code, u64 a)
         return copy_out_word(a, get_gs());
     }
     return -EINVAL;
-}
-
-s64 sys_personality(u64 persona)
-{
-    return (u32)persona == ~0u || !(u32)persona ? 0 : -EINVAL;
-}
-
-/* No capabilities, in the one format that is in use. */
-s64 sys_capget(u64 header, u64 data)
-{
-    static const u64 none[3];
-    put_u32(header, 0x20080522);
-    return data ? copy_out(data, none, sizeof none) : 0;
 }
 
 /* One vCPU: between two instructions of a thread all others have always seen every barrier. */

@@ -358,17 +358,6 @@ s64 sys_msync(u64 addr, u64 len)
     return region_covered(start, end, 0) ? 0 : -ENOMEM;
 }
 
-s64 sys_mincore(u64 addr, u64 len, u64 out)
-{
-    s64 r = sys_msync(addr, len);
-    if (r)
-        return r;
-    if (!user_ok(out, PAGES(len), 1))
-        return -EFAULT;
-    memset((void *)out, 1, PAGES(len));
-    return 0;
-}
-
 void mm_init(void)
 {
     region_init();

@@ -42,11 +42,11 @@ static long value(void)
 int main(int argc, char **argv)
 {
     static const int calls[] = {
-        SYS_mmap, SYS_mmap, SYS_mmap, SYS_munmap, SYS_munmap, SYS_mprotect, SYS_mprotect, SYS_mremap, SYS_madvise, SYS_brk, SYS_msync, SYS_mincore,
+        SYS_mmap, SYS_mmap, SYS_mmap, SYS_munmap, SYS_munmap, SYS_mprotect, SYS_mprotect, SYS_mremap, SYS_madvise, SYS_brk, SYS_msync, 
         SYS_rt_sigaction, SYS_rt_sigprocmask, SYS_rt_sigpending, SYS_rt_sigtimedwait, SYS_sigaltstack, SYS_getitimer, SYS_tgkill, SYS_tkill,
         SYS_futex, SYS_set_robust_list, SYS_clock_gettime, SYS_clock_getres, SYS_clock_nanosleep, SYS_nanosleep, SYS_gettimeofday, SYS_time, SYS_times,
         SYS_getrusage, SYS_getpid, SYS_getresuid, SYS_uname, SYS_sysinfo, SYS_prlimit64, SYS_getcpu, SYS_sched_getaffinity, SYS_sched_getparam,
-        SYS_prctl, SYS_personality, SYS_capget, SYS_membarrier, SYS_getrandom, SYS_sched_yield, SYS_get_robust_list, SYS_clone3, SYS_clone, SYS_wait4,
+        SYS_prctl, SYS_membarrier, SYS_getrandom, SYS_sched_yield, SYS_get_robust_list, SYS_clone3, SYS_clone, SYS_wait4,
         SYS_rt_sigqueueinfo, SYS_rt_tgsigqueueinfo, SYS_set_tid_address, 500, 334, 400, -1, 0x7fffffff};
     state = 2463534242u + (argc > 1 ? (uint32_t)atoi(argv[1]) * 7919u : 0);
     for (int i = 1; i <= 64; i++)
