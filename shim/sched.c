@@ -281,9 +281,11 @@ void syscall_slow(struct frame *f)
 {
     if (CTL->resched)
         slice_over();
-    if (CTL->trace && f->orig_rax != NO_SYSCALL)
-        ring_post(AFW_OP_TRACE, f->orig_rax, f->rdi, f->rsi, f->rdx, f->rax, ring_used);
-    f->r11 = f->rflags;
+    if (f->orig_rax != NO_SYSCALL) { /* (rt_sigreturn's frame is the interrupted one, all of it) */
+        f->r11 = f->rflags;
+        if (CTL->trace)
+            ring_post(AFW_OP_TRACE, f->orig_rax, f->rdi, f->rsi, f->rdx, f->rax, ring_used);
+    }
     signals_deliver(f, 0);
 }
 

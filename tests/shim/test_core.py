@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 HERE = Path(__file__).parent
 BLOB = HERE.parents[1] / "build/native/shim.bin"
-PROGRAMS = ["threads", "memory", "signals", "clocks", "futex", "random", "filemap", "vectors", "crowd"]
+PROGRAMS = ["threads", "memory", "signals", "clocks", "futex", "random", "filemap", "vectors", "crowd", "registers"]
 KVM = pytest.mark.kvm
 
 
