@@ -70,8 +70,35 @@ static void call(long nr)
     CHECK(wrong == 0);
 }
 
+/* cpuid and xgetbv, which the cell rewrites as well: only their results change, with zeros above; flags and red zone stay. */
+static void __attribute__((noinline)) processor(void)
+{
+    uint64_t wrong;
+    __asm__ volatile("push %%rbp\n"
+                     "mov $22, %%rbp; mov $24, %%r10; mov $25, %%r8; mov $26, %%r9; mov $27, %%r12; mov $20, %%r11\n"
+                     "mov $28, %%r13; mov $29, %%r14; mov $30, %%r15; mov $23, %%rdi; mov $31, %%rsi; movq $33, -8(%%rsp)\n"
+                     "mov $-1, %%rax; mov $-1, %%rbx; mov $-1, %%rcx; mov $-1, %%rdx\n"
+                     "stc; mov $0, %%ecx; mov $7, %%eax; cpuid\n"
+                     "jnc 1f; bt $32, %%rax; jc 1f; bt $32, %%rbx; jc 1f; bt $32, %%rcx; jc 1f; bt $32, %%rdx; jc 1f; mov %%rbx, %%rbp\n"
+                     "mov $0, %%ecx; mov $7, %%eax; cpuid\n"
+                     "cmp %%rbx, %%rbp; jne 1f; mov $22, %%rbp\n"
+                     "mov $-1, %%rdx; stc; mov $0, %%ecx; mov $0, %%eax; xgetbv\n"
+                     "jnc 1f; bt $32, %%rdx; jc 1f; test %%rcx, %%rcx; jnz 1f; test $3, %%al; jz 1f\n"
+                     "cmp $20, %%r11; jne 1f; cmp $22, %%rbp; jne 1f; cmp $23, %%rdi; jne 1f; cmp $24, %%r10; jne 1f; cmp $25, %%r8; jne 1f\n"
+                     "cmp $26, %%r9; jne 1f; cmp $27, %%r12; jne 1f; cmp $28, %%r13; jne 1f; cmp $29, %%r14; jne 1f; cmp $30, %%r15; jne 1f\n"
+                     "cmp $31, %%rsi; jne 1f; cmpq $33, -8(%%rsp); jne 1f\n"
+                     "xor %%eax, %%eax; jmp 2f\n"
+                     "1: mov $1, %%eax\n"
+                     "2: pop %%rbp"
+                     : "=a"(wrong)
+                     :: "rbx", "rcx", "rdx", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "memory", "cc");
+    CHECK(wrong == 0);
+}
+
 int main(void)
 {
+    for (int i = 0; i < 300; i++)
+        processor();
     for (int i = 0; i < 3000; i++) { /* by the backstop, and rewritten once it is */
         call(SYS_getpid);
         call(SYS_sched_yield);
