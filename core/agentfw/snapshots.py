@@ -286,9 +286,6 @@ def cell_config(template: Template, **more: object) -> CellConfig:
     environment = {**template.environment, "AGENTFW_PRELOAD": ",".join(template.preload)}
     if not template.preload:
         del environment["AGENTFW_PRELOAD"]
-    # One vCPU: further malloc arenas gain nothing, and each lies in 64 MiB of address space of its own, so that eight threads
-    # would commit 256 MiB. Read by the C library as it starts; programs do not see it.
-    environment.setdefault("GLIBC_TUNABLES", "glibc.malloc.arena_max=1")
     config = CellConfig(
         memory=template.memory,
         mounts=list(view.mounts.values()),
