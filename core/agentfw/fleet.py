@@ -215,7 +215,8 @@ class _Host:
         if self.failure is None:
             self.failure = f"the cell did not answer for {KILL_SECONDS:g} s and was killed"
             log.error("%s", self.failure)
-        self._closing = asyncio.ensure_future(self.cell.close())
+        if self._closing is None:  # each of its VMs comes here
+            self._closing = asyncio.ensure_future(self.cell.close())
 
 
 class Fleet:
