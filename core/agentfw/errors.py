@@ -11,6 +11,7 @@ AgentfwError
 └── UpstreamError          the outside failed
     ├── ResolveError       the name has no (permitted) address
     ├── ConnectError       no address could be connected to
+    ├── Overloaded         a queue is full, or the wait in it was too long
     └── TlsError           handshake or verification failed
 """
 
@@ -64,12 +65,18 @@ class HookError(PluginError):
 
 class Denied(AgentfwError):
     """A rule refuses. `rule` names it as the operator wrote it ("deny: *.example.com"), `reason` is for people, `plugin` is
-    filled in by the plugin manager when the raiser left it empty. Text goes to the agent: no secrets in it."""
+    filled in by the plugin manager when the raiser left it empty. Text goes to the agent: no secrets in it.
 
-    def __init__(self, rule: str, reason: str, plugin: str = "") -> None:
+    `status`: what an HTTP agent is told, 403, or 429 for a rate that is over its limit (RFC 6585); `retry_after`: seconds after
+    which it may try again (RFC 9110 section 10.2.3), None: it need not.
+    """
+
+    def __init__(self, rule: str, reason: str, plugin: str = "", *, status: int = 403, retry_after: float | None = None) -> None:
         self.rule = rule
         self.reason = reason
         self.plugin = plugin
+        self.status = status
+        self.retry_after = retry_after
         super().__init__(f"denied by {rule}: {reason}" if reason else f"denied by {rule}")
 
 
@@ -112,6 +119,15 @@ class ConnectError(UpstreamError):
         self.destination = destination
         self.errno = errno
         super().__init__(f"cannot connect to {destination}: {reason or _errno.errorcode.get(errno, str(errno))}")
+
+
+class Overloaded(UpstreamError):
+    """More is asked of an upstream than its limits let through. An HTTP agent is told 503 and, after `retry_after` seconds, to
+    try again."""
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        self.retry_after = retry_after
+        super().__init__(message)
 
 
 class TlsError(UpstreamError):

@@ -7,6 +7,7 @@ import json
 
 import pytest
 from agentfw import Agent, Denied, Destination, RequestHead, ResponseHead, hookimpl
+from agentfw.errors import Overloaded
 from agentfw.runtime import Runtime
 
 from .support import (
@@ -416,6 +417,10 @@ class Hooks:
     def request(self, head: RequestHead) -> None:
         if self.mode == "deny":
             raise Denied("my rule", "because")
+        if self.mode == "limit":
+            raise Denied("my rule", "too fast", status=429, retry_after=1.2)
+        if self.mode == "overload":
+            raise Overloaded("too many requests wait", 0.1)
         if self.mode == "raise":
             raise RuntimeError("with a secret in it")
         if self.mode == "junk":
@@ -490,6 +495,25 @@ async def test_a_failing_hook_fails_closed_and_the_flow_goes_on(mode: str, statu
             hooks.mode = "change"
             await flow.guest_send(b"GET / HTTP/1.1\r\nHost: api.example\r\n\r\n")
             assert (await read_response(flow))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("mode", "status", "kind", "seconds"),
+    [
+        ("limit", 429, "agentfw_denied", "2"),
+        ("overload", 503, "agentfw_upstream_failed", "1"),
+        ("deny", 403, "agentfw_denied", None),
+    ],
+)
+@async_test
+async def test_what_may_be_tried_again_says_when(mode: str, status: int, kind: str, seconds: str | None) -> None:
+    async with serving(Recorder(), HOST) as port, running(names(), Loopback(), TlsOnce(), Hooks(mode)) as runtime:
+        await lookup(runtime, HOST)
+        async with guest(runtime, "127.0.0.1", port) as flow:
+            await offload(flow, HOST)
+            await flow.guest_send(b"GET / HTTP/1.1\r\nHost: api.example\r\n\r\n")
+            got, fields, body = await read_response(flow)
+    assert (got, json.loads(body)["error"]["type"], fields.get("retry-after")) == (status, kind, seconds)
 
 
 @async_test

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 
 import msgspec
 
 from ..destination import Destination, parse_authority
-from ..errors import AgentfwError, Denied, DestinationError, HookError, ProtocolError, UpstreamError
+from ..errors import AgentfwError, Denied, DestinationError, HookError, Overloaded, ProtocolError, UpstreamError
 from ..http1 import (
     LAST_CHUNK,
     NO_BODY,
@@ -41,7 +42,8 @@ _ABSOLUTE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)(.*)\Z")
 _REPLAYABLE = frozenset({"GET", "HEAD", "OPTIONS"})
 _FRAMING = ("transfer-encoding", "connection", "keep-alive", "te", "trailer", "upgrade")
 _REASONS = {400: "Bad Request", 403: "Forbidden", 417: "Expectation Failed", 431: "Request Header Fields Too Large",
-            405: "Method Not Allowed", 501: "Not Implemented", 502: "Bad Gateway", 505: "HTTP Version Not Supported"}  # fmt: skip
+            405: "Method Not Allowed", 429: "Too Many Requests", 501: "Not Implemented", 502: "Bad Gateway",
+            503: "Service Unavailable", 505: "HTTP Version Not Supported"}  # fmt: skip
 
 log = logging.getLogger("agentfw.relay")
 
@@ -145,8 +147,9 @@ class HttpRelay:
         session = self.session
         about: dict[str, str] = {"type": "agentfw_upstream_failed", "message": str(error), "agent": session.agent.name}
         status = 502
+        retry_after: float | None = None
         if isinstance(error, Denied):
-            status = 403
+            status, retry_after = error.status, error.retry_after
             about.update(type="agentfw_denied", rule=error.rule, plugin=error.plugin)
             session.count("http_denied")
             log.info("%s: %s: %s [%s]", session.agent.name, self._destination, error, error.plugin, extra={"denied": True})
@@ -158,6 +161,8 @@ class HttpRelay:
             status = getattr(error, "status", 400)
             about.update(type="agentfw_bad_request")
         else:
+            if isinstance(error, Overloaded):
+                status, retry_after = 503, error.retry_after
             session.count("http_upstream_failures")
             log.info("%s: %s: %s", session.agent.name, self._destination, error)
         body = msgspec.json.encode({"error": about})
@@ -165,6 +170,7 @@ class HttpRelay:
             f"HTTP/1.1 {status} {_REASONS.get(status, 'Error')}",
             "Content-Type: application/json",
             f"Content-Length: {len(body)}",
+            *(() if retry_after is None else (f"Retry-After: {max(1, math.ceil(retry_after))}",)),
             *(() if keep else ("Connection: close",)),
         ]
         head = ("\r\n".join(lines) + "\r\n\r\n").encode()
