@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from .agents import Agent, ExitReport
     from .destination import Destination
     from .http1 import RequestHead, ResponseHead
+    from .model_calls import ModelCall
+    from .reports import AuditEvent, ExchangeReport, FlowReport, Table
     from .runtime import Runtime
     from .upstream import TlsInfo, TlsRequest, Upstream
 
@@ -81,7 +83,8 @@ def request(agent: Agent, destination: Destination, head: RequestHead, tls: TlsI
     """An HTTP request head about to be sent over a connection that is already there; may change method, target and headers.
 
     Framing headers (Content-Length, Transfer-Encoding, Connection) and Host are the core's: changes to them are overwritten.
-    `tls` None: plain HTTP. All implementations are called.
+    Append to `head.transforms` to see or change the body as it streams. `tls` None: plain HTTP. All implementations are called.
+    It may be called again for the same request (`head.exchange`), with a fresh head, if a kept connection was found closed.
     """
 
 
@@ -89,6 +92,33 @@ def request(agent: Agent, destination: Destination, head: RequestHead, tls: TlsI
 def response(agent: Agent, destination: Destination, request: RequestHead, head: ResponseHead) -> Awaitable[None] | None:
     """The (final) response head that came for it, before the agent sees it; may change status and headers, and append to
     `head.transforms` to see or change the body as it streams. All implementations are called."""
+
+
+@hookspec
+def exchange_end(agent: Agent, exchange: ExchangeReport) -> None:
+    """An HTTP request for a known destination is over, however it ended (answered, refused, failed, given up by the agent): once
+    for each, the `request` and `response` hooks' among them. Never awaitable; errors are logged."""
+
+
+@hookspec
+def flow_end(agent: Agent, flow: FlowReport) -> None:
+    """A guest's socket is over: once for each TCP connection, and for each UDP socket. Never awaitable; errors are logged."""
+
+
+@hookspec
+def model_call(agent: Agent, call: ModelCall) -> None:
+    """A call of a model has ended; called by the plugin that recognises them (`inspect`). Never awaitable; errors are logged."""
+
+
+@hookspec
+def audit(event: AuditEvent) -> None:
+    """Something was refused, a plugin failed, a report-only rule was met: `Runtime.audit()` was called. Must not block. Never
+    awaitable; errors are logged."""
+
+
+@hookspec
+def tables() -> list[Table] | None:
+    """Tables for `agentfw run --stats` and `--json`: more than the counters of `statistics` can tell."""
 
 
 @hookspec

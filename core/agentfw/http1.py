@@ -128,13 +128,17 @@ class RequestHead:
     """`target` is origin-form ("/path?query"), or "*" for OPTIONS, once the relay has it; the host is the Destination's, not
     here.
 
-    `version` is the agent's ("1.0", "1.1"); 1.1 is sent on.
+    `version` is the agent's ("1.0", "1.1"); 1.1 is sent on. `transforms`: as a response's, for the request's body; a request
+    without a body calls none.
     """
 
     method: str
     target: str
     headers: Headers
     version: str = "1.1"
+    transforms: list[BodyTransform] = field(default_factory=list)
+    exchange: int = 0
+    """Number of the exchange, unique in the process: `ExchangeReport.exchange`."""
 
     def __repr__(self) -> str:
         return f"<RequestHead {self.method} {ascii(self.target.partition('?')[0])[:200]}>"

@@ -38,12 +38,15 @@ import pluggy
 
 from . import hookspecs
 from .errors import AgentfwError, ConfigError, Denied, HookError, PluginError, UnknownPlugin, UpstreamError
+from .reports import Table
 
 if TYPE_CHECKING:
     from .agents import Agent, ExitReport
     from .config import Config
     from .destination import Destination
     from .http1 import RequestHead, ResponseHead
+    from .model_calls import ModelCall
+    from .reports import AuditEvent, ExchangeReport, FlowReport
     from .runtime import Runtime
     from .upstream import TlsInfo, TlsRequest, Upstream
 
@@ -256,9 +259,40 @@ class PluginManager:
 
     def exit(self, agent: Agent, report: ExitReport) -> None:
         """Errors are logged; all implementations are called."""
-        for call in self._calls["exit"]:
+        self._tell("exit", agent, report)
+
+    def exchange_end(self, agent: Agent, exchange: ExchangeReport) -> None:
+        """As `exit`."""
+        self._tell("exchange_end", agent, exchange)
+
+    def flow_end(self, agent: Agent, flow: FlowReport) -> None:
+        """As `exit`."""
+        self._tell("flow_end", agent, flow)
+
+    def model_call(self, agent: Agent, call: ModelCall) -> None:
+        """As `exit`."""
+        self._tell("model_call", agent, call)
+
+    def audit(self, event: AuditEvent) -> None:
+        """As `exit`."""
+        self._tell("audit", event)
+
+    def tables(self) -> list[Table]:
+        """Of all plugins, in their order; what is no table is logged and left out."""
+        found: list[Table] = []
+        for call in self._calls["tables"]:
             try:
-                _discard(self._begin(call, "exit", agent, report))
+                result = self._begin(call, "tables")
+                if result is not None:
+                    found += _tables(call.plugin, result)
+            except AgentfwError as error:
+                log.error("%s", error, exc_info=error.__cause__)
+        return found
+
+    def _tell(self, hook: str, *args: object) -> None:
+        for call in self._calls[hook]:
+            try:
+                _discard(self._begin(call, hook, *args))
             except AgentfwError as error:
                 log.error("%s", error, exc_info=error.__cause__)
 
@@ -344,6 +378,14 @@ def _numbers(plugin: str, result: object) -> dict[str, int | float]:
         _discard(result)
         raise HookError(plugin, "statistics", f"returned {type(result).__name__}, not numbers by name")
     return {f"{plugin}.{name}": value for name, value in result.items()}
+
+
+def _tables(plugin: str, result: object) -> list[Table]:
+    """What a `tables` hook returned. HookError if it is something else."""
+    if not isinstance(result, list) or not all(isinstance(each, Table) for each in result):
+        _discard(result)
+        raise HookError(plugin, "tables", f"returned {type(result).__name__}, not a list of tables")
+    return result
 
 
 def _compiled(implementation: pluggy.HookImpl, argnames: Iterable[str]) -> _Call:

@@ -19,11 +19,12 @@ from . import addresses, dns_wire
 from .agents import Agent, ExitReport
 from .config import Config
 from .destination import Destination
-from .errors import ConnectError, Denied, ResolveError, UpstreamError
+from .errors import AgentfwError, ConnectError, Denied, HookError, ResolveError, UpstreamError
 from .flows import Flow
 from .plugins import PluginManager
 from .relay import relay
 from .relay.session import NameMemory
+from .reports import AuditEvent, Table
 from .upstream import TlsRequest, Upstream
 
 MAX_ADDRESSES = 16
@@ -79,6 +80,26 @@ class Runtime:
         """Whom the agent may mean by an address: the names it was given it for, newest first, then the address itself."""
         memory = self._names.get(agent.id)
         return [*(memory.names(address) if memory else ()), address]
+
+    def audit(self, event: AuditEvent) -> None:
+        """Tell the plugins; never raises, never waits."""
+        self.counters["audit_events"] += 1
+        self.plugins.audit(event)
+
+    def note(self, agent: Agent, destination: Destination | None, error: BaseException, **extra: str) -> None:
+        """`audit()` an error that ends an agent's operation, if it is a refusal or a plugin's failure."""
+        if isinstance(error, Denied):
+            about: dict[str, str] = {"rule": error.rule, "plugin": error.plugin, "reason": error.reason}
+            self.audit(AuditEvent.about("denied", agent, destination, **about, **extra))
+        elif isinstance(error, HookError):
+            about = {"plugin": error.plugin, "hook": error.hook, "reason": error.reason}
+            self.audit(AuditEvent.about("plugin_failed", agent, destination, **about, **extra))
+        elif not isinstance(error, (AgentfwError, OSError)):  # a mistake of ours, or of a plugin's transform
+            self.audit(AuditEvent.about("internal_error", agent, destination, reason=type(error).__name__, **extra))
+
+    def tables(self) -> list[Table]:
+        """What plugins have to show besides their counters."""
+        return self.plugins.tables()
 
     def statistics(self) -> dict[str, int | float]:
         """Counters of the core ("core.flows_opened", ...) and of each plugin ("dns.hits", ...)."""

@@ -6,6 +6,7 @@ answer are vetted and remembered before the agent sees them.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import logging
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from ..agents import Agent
 from ..destination import Destination, parse_host
 from ..errors import AgentfwError, Denied, DestinationError, HookError, ResolveError
 from ..flows import Flow
+from .record import FlowRecord
 
 if TYPE_CHECKING:
     from ..runtime import Runtime
@@ -29,7 +31,7 @@ like any other; the name is what will be dialled."""
 log = logging.getLogger("agentfw.relay")
 
 
-async def relay_tcp(runtime: Runtime, agent: Agent, flow: Flow) -> None:
+async def relay_tcp(runtime: Runtime, agent: Agent, flow: Flow, record: FlowRecord) -> None:
     """Questions one after the other, each with its two bytes of length (RFC 1035, 4.2.2)."""
     buffer = bytearray()
     while True:
@@ -40,6 +42,7 @@ async def relay_tcp(runtime: Runtime, agent: Agent, flow: Flow) -> None:
                 flow.close()
                 return
             buffer += data
+            record.bytes_up += len(data)
         end = 2 + int.from_bytes(buffer[:2])
         query = bytes(buffer[2:end])
         del buffer[:end]
@@ -48,6 +51,7 @@ async def relay_tcp(runtime: Runtime, agent: Agent, flow: Flow) -> None:
             flow.reset()
             return
         await flow.send(len(reply).to_bytes(2) + reply)
+        record.bytes_down += 2 + len(reply)
 
 
 async def answer(runtime: Runtime, agent: Agent, query: bytes, *, udp: bool) -> bytes | None:
@@ -63,6 +67,7 @@ async def answer(runtime: Runtime, agent: Agent, query: bytes, *, udp: bool) -> 
         reply = await _resolve(runtime, agent, query, question)
     except Denied as error:
         runtime.counters["dns_denied"] += 1
+        _note(runtime, agent, question, error)
         log.info("%s: dns: %s", agent.name, error, extra={"denied": True})
         return wire.make_error(query, question, wire.REFUSED, wire.EDE_BLOCKED, f"{error} [{error.plugin}]")
     except DestinationError as error:
@@ -72,15 +77,22 @@ async def answer(runtime: Runtime, agent: Agent, query: bytes, *, udp: bool) -> 
         ede = wire.EDE_NO_REACHABLE if error.rcode == wire.SERVFAIL else None
         return wire.make_error(query, question, error.rcode, ede, error.reason)
     except HookError as error:
+        _note(runtime, agent, question, error)
         log.error("%s: dns: %s", agent.name, error, exc_info=error.__cause__)
         text = f"plugin {error.plugin} failed in {error.hook}"
         return wire.make_error(query, question, wire.SERVFAIL, wire.EDE_OTHER, text)
     except AgentfwError as error:
         return wire.make_error(query, question, wire.SERVFAIL, wire.EDE_OTHER, str(error))
-    except Exception:
+    except Exception as error:
+        _note(runtime, agent, question, error)
         log.exception("%s: dns", agent.name)
         return wire.make_error(query, question, wire.SERVFAIL, wire.EDE_OTHER, "internal error")
     return wire.truncated(reply, question) if udp else reply
+
+
+def _note(runtime: Runtime, agent: Agent, question: wire.Question, error: Exception) -> None:
+    with contextlib.suppress(DestinationError):
+        runtime.note(agent, Destination("dns", question_name(question), PORT), error, qtype=str(question.qtype))
 
 
 async def _resolve(runtime: Runtime, agent: Agent, query: bytes, question: wire.Question) -> bytes:

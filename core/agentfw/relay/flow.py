@@ -16,6 +16,7 @@ from ..upstream import TlsRequest, Upstream
 from . import dns, hello, preface
 from .http import HttpRelay
 from .raw import relay_raw
+from .record import FlowRecord
 from .session import GuestGone, Session
 from .udp import UdpRelay
 
@@ -49,26 +50,33 @@ Speaks = Literal["preface", "hello", "http", "raw"]
 async def relay(runtime: Runtime, agent: Agent, flow: Flow) -> None:
     """Serve a flow until it ends. Cancelling resets it; nothing else is raised."""
     runtime.counters[f"flows_{flow.kind}"] += 1
+    record = FlowRecord(flow.kind, flow.port, runtime.loop.time())
     try:
-        await (_udp if flow.kind == "udp" else _tcp)(runtime, agent, flow)
-    except asyncio.CancelledError:
+        await (_udp if flow.kind == "udp" else _tcp)(runtime, agent, flow, record)
+    except asyncio.CancelledError as error:
+        record.failed(error)
         flow.reset()
         raise
     except (GuestGone, BrokenPipeError):
         pass
     except (AgentfwError, OSError) as error:
-        _note(runtime, agent, flow, error)
+        _note(runtime, agent, flow, record, error)
         flow.reset()
-    except Exception:  # ours or a plugin's mistake costs this flow only
+    except Exception as error:  # ours or a plugin's mistake costs this flow only
         runtime.counters["flows_broken"] += 1
         log.exception("%s: %s port %s", agent.name, flow.address, flow.port)
+        record.error = record.error or type(error).__name__  # its message may quote a header
+        runtime.note(agent, record.destination, error, address=flow.address, port=str(flow.port))
         flow.reset()
     finally:
         flow.close()
+        record.end(runtime, agent)
 
 
-def _note(runtime: Runtime, agent: Agent, flow: Flow, error: AgentfwError | OSError) -> None:
-    """Count and log what a flow failed of."""
+def _note(runtime: Runtime, agent: Agent, flow: Flow, record: FlowRecord, error: AgentfwError | OSError) -> None:
+    """Count, log and report what a flow failed of."""
+    record.failed(error)
+    runtime.note(agent, record.destination, error, address=flow.address, port=str(flow.port))
     if isinstance(error, HookError):
         runtime.counters["flows_broken"] += 1
         log.error("%s: %s port %s: %s", agent.name, flow.address, flow.port, error, exc_info=error.__cause__)
@@ -80,12 +88,12 @@ def _note(runtime: Runtime, agent: Agent, flow: Flow, error: AgentfwError | OSEr
         log.info("%s: %s port %s: %s", agent.name, flow.address, flow.port, error)
 
 
-async def _udp(runtime: Runtime, agent: Agent, flow: Flow) -> None:
+async def _udp(runtime: Runtime, agent: Agent, flow: Flow, record: FlowRecord) -> None:
     flow.opened()
-    await UdpRelay(runtime, agent, flow).run()
+    await UdpRelay(runtime, agent, flow, record).run()
 
 
-async def _tcp(runtime: Runtime, agent: Agent, flow: Flow) -> None:
+async def _tcp(runtime: Runtime, agent: Agent, flow: Flow, record: FlowRecord) -> None:
     try:
         address, _ = parse_address(flow.address), parse_port(flow.port)
     except DestinationError:
@@ -96,13 +104,14 @@ async def _tcp(runtime: Runtime, agent: Agent, flow: Flow) -> None:
             flow.failed(errno.ECONNREFUSED)
             return
         flow.opened()
-        await dns.relay_tcp(runtime, agent, flow)
+        record.kind = "dns"
+        await dns.relay_tcp(runtime, agent, flow, record)
         return
-    session = Session(runtime, agent, flow, address)
+    session = Session(runtime, agent, flow, address, record)
     try:
         await _anything_permitted(session)
     except AgentfwError as error:
-        _note(runtime, agent, flow, error)
+        _note(runtime, agent, flow, record, error)
         flow.failed(errno.EACCES if isinstance(error, Denied) else errno.ECONNREFUSED)
         return
     flow.opened()
@@ -159,6 +168,7 @@ async def _speak(session: Session, destination: Destination | None = None, tls: 
     elif speaks == "hello":
         await _passed_through(session)
     else:
+        session.record.kind = "http"
         await HttpRelay(session, destination, tls).run()
 
 
@@ -176,7 +186,8 @@ async def _connect_raw(session: Session, destination: Destination | None, tls: T
     """For bytes that nobody will look at; inside TLS that needs the same permission as TLS passed through."""
     runtime, agent = session.runtime, session.agent
     if destination is None:
-        return await runtime.connect(agent, await session.permitted("tcp"), None)
+        destination = session.record.destination = await session.permitted("tcp")
+        return await runtime.connect(agent, destination, None)
     await runtime.plugins.allow(agent, Destination("tls", destination.host, destination.port))
     return await runtime.connect(agent, destination, tls)
 
@@ -231,18 +242,19 @@ async def _offloaded(session: Session) -> None:
     hello_ = preface.parse_preface(session.take(length))
     try:
         destination, tls = await _tls_wanted(session, hello_)
+        session.record.kind, session.record.destination = "tls", destination
         upstream = await session.runtime.connect(session.agent, destination, tls)
         info = upstream.tls
         upstream.release(reusable=True)
         assert info is not None  # Runtime.connect() saw to it
     except AgentfwError as error:
         session.count("tls_refused")
-        _note(session.runtime, session.agent, session.flow, error)
-        await session.flow.send(preface.refused(error))
+        _note(session.runtime, session.agent, session.flow, session.record, error)
+        await session.send(preface.refused(error))
         session.flow.send_eof()
         return
     session.count("tls_offloaded")
-    await session.flow.send(preface.accepted(info))
+    await session.send(preface.accepted(info))
     await _speak(session, destination, tls)
 
 
@@ -268,6 +280,7 @@ async def _tls_wanted(session: Session, wish: preface.Preface) -> tuple[Destinat
 async def _passed_through(session: Session) -> None:
     """The agent's own TLS, on a server name that policy allows. A refusal is an alert that its library can show."""
     upstream: Upstream | None = None
+    session.record.kind = "tls"
     try:
         while (message := hello.client_hello(session.buffer)) is None:
             if not await session.fill():
@@ -277,11 +290,12 @@ async def _passed_through(session: Session) -> None:
             destination = await session.permitted("tls")
         else:
             destination = Destination.make("tls", parse_host(name), session.flow.port)
+        session.record.destination = destination
         upstream = await session.runtime.connect(session.agent, destination, None)
     except AgentfwError as error:
-        _note(session.runtime, session.agent, session.flow, error)
+        _note(session.runtime, session.agent, session.flow, session.record, error)
         denied = isinstance(error, (Denied, DestinationError, ProtocolError))
-        await session.flow.send(_ALERT + bytes([_ACCESS_DENIED if denied else _INTERNAL_ERROR]))
+        await session.send(_ALERT + bytes([_ACCESS_DENIED if denied else _INTERNAL_ERROR]))
         session.flow.send_eof()
         return
     session.count("tls_passed_through")

@@ -8,6 +8,7 @@ order (pipelined ones wait in the ring), all for one destination. What a peer le
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 import re
@@ -32,9 +33,11 @@ from ..http1 import (
     request_framing,
     response_framing,
 )
+from ..reports import ExchangeReport, shown
 from ..upstream import TlsRequest, Upstream
 from .raw import relay_raw
-from .session import Session
+from .record import describe
+from .session import GuestGone, Session
 
 MAX_INTERIM = 32
 """1xx responses to one request."""
@@ -46,6 +49,7 @@ _REASONS = {400: "Bad Request", 403: "Forbidden", 417: "Expectation Failed", 431
             503: "Service Unavailable", 505: "HTTP Version Not Supported"}  # fmt: skip
 
 log = logging.getLogger("agentfw.relay")
+_numbers = itertools.count(1)
 
 
 class _Stale(Exception):
@@ -81,23 +85,39 @@ class HttpRelay:
             except Denied as error:
                 await self._answer_error(error, False, "")
                 break
-            self._destination = destination
+            self._destination = session.record.destination = destination
             session.count("http_requests")
             exchange = Exchange(self.session, destination, self.tls, head, framing)
             try:
-                keep = await exchange.run()
-            except (Denied, HookError, UpstreamError, ProtocolError) as error:
-                if exchange.answered:  # the guest must not take what it has for the whole
-                    log.info("%s: %s %s: %s", session.agent.name, head.method, destination, error)
-                    session.count("http_broken_responses")
-                    session.flow.reset()
-                    return
-                keep = exchange.keep and exchange.body.done
-                await self._answer_error(error, keep, head.method)
+                keep = await self._serve(exchange)
+            except BaseException as error:
+                exchange.failure = exchange.failure or error
+                raise
+            finally:
+                exchange.tell()
+            if keep is None:
+                return
             if exchange.upgraded or not keep:
                 break
         if not session.closed:
             session.flow.send_eof()
+
+    async def _serve(self, exchange: Exchange) -> bool | None:
+        """Whether the flow can carry another request; None: it was reset."""
+        session, head = self.session, exchange.head
+        try:
+            return await exchange.run()
+        except (Denied, HookError, UpstreamError, ProtocolError) as error:
+            exchange.failure = error
+            if exchange.answered:  # the guest must not take what it has for the whole
+                log.info("%s: %s %s: %s", session.agent.name, head.method, exchange.destination, error)
+                session.runtime.note(session.agent, exchange.destination, error, method=head.method, target=head.target)
+                session.count("http_broken_responses")
+                session.flow.reset()
+                return None
+            keep = exchange.keep and exchange.body.done
+            exchange.status = await self._answer_error(error, keep, head.method, head.target)
+            return keep
 
     async def _read_head(self) -> bytes | None:
         """One head; None at the guest's end (also in the middle of a head: there is nobody to answer)."""
@@ -142,9 +162,10 @@ class HttpRelay:
         if expected and expected != ["100-continue"]:
             raise ProtocolError("only 100-continue can be expected", 417)
 
-    async def _answer_error(self, error: AgentfwError, keep: bool, method: str) -> None:
-        """An error as JSON, of one shape for all causes."""
+    async def _answer_error(self, error: AgentfwError, keep: bool, method: str, target: str = "") -> int:
+        """An error as JSON, of one shape for all causes. -> the status sent"""
         session = self.session
+        session.runtime.note(session.agent, self._destination, error, method=method, target=target, address=session.address)
         about: dict[str, str] = {"type": "agentfw_upstream_failed", "message": str(error), "agent": session.agent.name}
         status = 502
         retry_after: float | None = None
@@ -174,7 +195,8 @@ class HttpRelay:
             *(() if keep else ("Connection: close",)),
         ]
         head = ("\r\n".join(lines) + "\r\n\r\n").encode()
-        await session.flow.send(head if method == "HEAD" else head + body)
+        await session.send(head if method == "HEAD" else head + body)
+        return status
 
 
 class Exchange:
@@ -187,7 +209,13 @@ class Exchange:
         self.destination = destination
         self.tls = tls
         self.head = head
+        self.target = head.target
+        """As the agent sent it."""
+        self.number = next(_numbers)
         self.framing = framing
+        self.status = 0
+        """Of the response that the guest was sent."""
+        self.failure: BaseException | None = None
         self.body = BodyReader(framing)
         """The request's, as far as it was read."""
         self.answered = False
@@ -199,14 +227,52 @@ class Exchange:
         self._upgrade = self._wanted_upgrade()
         self._pump: asyncio.Task[None] | None = None
         self._sent_all = framing.empty
+        self._transforms: list[BodyTransform] = []
+        self._chunked = framing.chunked
+        self._started = session.runtime.loop.time()
+        self._first_byte: float | None = None
+        self._attempts = 0
+        self._bytes_up = 0
+        self._bytes_down = 0
+        self._switched = (0, 0)
+        """The flow's bytes up and down when it became another protocol."""
+
+    def tell(self) -> None:
+        """It is over: the `exchange_end` hooks."""
+        runtime, record = self.session.runtime, self.session.record
+        if not runtime.plugins.implemented("exchange_end"):
+            return
+        if self.upgraded:
+            self._bytes_up += record.bytes_up - self._switched[0]
+            self._bytes_down += record.bytes_down - self._switched[1]
+        failure = self.failure
+        report = ExchangeReport(
+            exchange=self.number,
+            destination=self.destination,
+            method=self.head.method,
+            target=shown(self.target),
+            status=self.status,
+            bytes_up=self._bytes_up,
+            bytes_down=self._bytes_down,
+            started=self._started,
+            first_byte=self._first_byte,
+            seconds=runtime.loop.time() - self._started,
+            error="" if failure is None else _why(failure),
+            denied_rule=shown(failure.rule) if isinstance(failure, Denied) else "",
+            attempts=self._attempts,
+            upgraded=self.upgraded,
+        )
+        runtime.plugins.exchange_end(self.session.agent, report)
 
     async def run(self) -> bool:
         """Whether the flow can carry another request. Errors as raised by hooks and connections; ProtocolError."""
         self.head.headers.strip_hop_by_hop()
         for retry in (True, False):
+            self._attempts += 1
             upstream = await self.session.runtime.connect(self.session.agent, self.destination, self.tls)
             try:
-                request = RequestHead(self.head.method, self.head.target, self.head.headers.copy(), self.head.version)
+                head = self.head
+                request = RequestHead(head.method, head.target, head.headers.copy(), head.version, exchange=self.number)
                 try:
                     await self.session.runtime.plugins.request(self.session.agent, self.destination, request, upstream.tls)
                 except BaseException:
@@ -247,7 +313,9 @@ class Exchange:
             if response.status != 101:
                 return await self._relay_response(upstream, request, response, rest)
         self.answered = self.upgraded = True
-        await self.session.flow.send(response.encode())
+        self.status = 101
+        await self.session.send(response.encode())
+        self._switched = (self.session.record.bytes_up - len(self.session.buffer), self.session.record.bytes_down)
         await relay_raw(self.session, upstream, rest or None)
         return False
 
@@ -255,7 +323,10 @@ class Exchange:
         headers = request.headers
         headers.remove(*_FRAMING)
         headers.set("Host", self.destination.authority)
-        if self.framing.chunked:
+        self._transforms = [] if self.framing.empty else request.transforms
+        if not all(getattr(each, "same_length", False) for each in self._transforms):
+            self._chunked = True
+        if self._chunked:
             headers.remove("content-length")
             headers.set("Transfer-Encoding", "chunked")
         elif self.framing.length or "content-length" in self.head.headers:
@@ -278,12 +349,21 @@ class Exchange:
         if self.body.done or not session.buffer:
             return b""
         piece = self.body.feed(session.take(len(session.buffer)))
+        self._bytes_up += len(piece)
         if self.body.done:
             session.buffer[:0] = self.body.leftover
         return piece
 
     def _encode_body(self, piece: bytes) -> bytes:
-        if not self.framing.chunked:
+        if self._transforms and (piece or self.body.done):
+            for transform in self._transforms:
+                try:
+                    piece = transform(piece, self.body.done)
+                except AgentfwError:
+                    raise
+                except Exception as error:
+                    raise HookError("?", "request", type(error).__name__) from error
+        if not self._chunked:
             return piece
         return encode_chunk(piece) + (LAST_CHUNK if self.body.done else b"")
 
@@ -345,6 +425,8 @@ class Exchange:
                 continue
             head = parse_response(buffer[:end])
             buffer = buffer[end:]
+            if head.status >= 200 or head.status == 101:
+                self._first_byte = self.session.runtime.loop.time() - self._started
             if head.status >= 200:
                 return head, buffer
             interim += 1
@@ -363,7 +445,7 @@ class Exchange:
                 return head, buffer
             head.headers = Headers()  # no response() hook has seen them
             if self.head.version == "1.1" and (head.status != 100 or self._expects):
-                await self.session.flow.send(head.encode())
+                await self.session.send(head.encode())
 
     def _check_stale(self, upstream: Upstream) -> None:
         if upstream.reused and self.framing.empty and self.head.method in _REPLAYABLE:
@@ -391,13 +473,15 @@ class Exchange:
         except ValueError as error:
             raise HookError("?", "response", str(error)) from None
         self.answered = True
+        self.status = head.status
         while True:
             piece = body.feed(data) if data or body.done else b""
+            self._bytes_down += len(piece)
             if body.done:
                 self._release(upstream, body, reusable and delimited)
             out += writer.write(piece, body.done)
             if out:
-                await self.session.flow.send(out)
+                await self.session.send(out)
             if body.done:
                 break
             try:
@@ -410,7 +494,7 @@ class Exchange:
                 upstream.release()
                 out = writer.write(b"", True)
                 if out:
-                    await self.session.flow.send(out)
+                    await self.session.send(out)
                 break
         self.session.count("http_responses")
         return keep and self.body.done
@@ -421,6 +505,15 @@ class Exchange:
             self.session.count("http_extra_bytes")
             log.warning("%s sent %d bytes behind its response; connection closed", self.destination, len(body.leftover))
         upstream.release(reusable=reusable and not body.leftover and self._sent_all)
+
+
+def _why(failure: BaseException) -> str:
+    """For a report. Messages of unexpected exceptions may quote a header."""
+    if isinstance(failure, (GuestGone, BrokenPipeError)):
+        return "the agent closed the connection"
+    if isinstance(failure, asyncio.CancelledError):
+        return "cancelled"
+    return describe(failure) if isinstance(failure, (AgentfwError, OSError)) else type(failure).__name__
 
 
 class BodyWriter:

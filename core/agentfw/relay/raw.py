@@ -35,6 +35,7 @@ async def relay_raw(session: Session, upstream: Upstream, first: asyncio.Future[
     except (OSError, UpstreamError) as error:
         log.debug("%s: %s: %s", session.agent.name, upstream.destination, error)
         session.count("raw_broken")
+        session.record.failed(error)
         session.flow.reset()
     finally:
         for task in (up, down, gone):
@@ -56,7 +57,7 @@ async def _down(session: Session, upstream: Upstream, first: asyncio.Future[byte
     data = (first or await upstream.receive()) if first is None or isinstance(first, bytes) else await first
     while data:
         try:
-            await session.flow.send(data)
+            await session.send(data)
         except BrokenPipeError:
             return
         data = await upstream.receive()

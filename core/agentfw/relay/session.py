@@ -12,6 +12,7 @@ from ..agents import Agent
 from ..destination import Destination
 from ..errors import Denied
 from ..flows import Flow
+from .record import FlowRecord
 
 if TYPE_CHECKING:
     from ..runtime import Runtime
@@ -61,10 +62,11 @@ class NameMemory:
 class Session:
     """One TCP flow being relayed."""
 
-    def __init__(self, runtime: Runtime, agent: Agent, flow: Flow, address: str) -> None:
+    def __init__(self, runtime: Runtime, agent: Agent, flow: Flow, address: str, record: FlowRecord) -> None:
         self.runtime = runtime
         self.agent = agent
         self.flow = flow
+        self.record = record
         self.address = address
         """Where the guest connected to, canonical."""
         self.hosts = runtime.hosts(agent, address)
@@ -88,9 +90,15 @@ class Session:
             data = await self.flow.receive()
             if data:
                 self.buffer += data
+                self.record.bytes_up += len(data)
                 return True
             self.ended = True
         return False
+
+    async def send(self, data: bytes) -> None:
+        """To the guest; as `Flow.send()`."""
+        await self.flow.send(data)
+        self.record.bytes_down += len(data)
 
     def begin_fill(self) -> asyncio.Task[bytes]:
         """A read that outlives who waits for it; `take_fill()` takes what it got."""
@@ -104,6 +112,7 @@ class Session:
         data = self._filling.result()
         self._filling = None
         self.buffer += data
+        self.record.bytes_up += len(data)
         self.ended = not data
 
     def take(self, length: int) -> bytes:

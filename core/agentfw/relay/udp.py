@@ -15,6 +15,7 @@ from ..errors import AgentfwError, UpstreamError
 from ..flows import Flow
 from ..upstream import Upstream
 from . import dns
+from .record import FlowRecord
 from .session import permitted
 
 if TYPE_CHECKING:
@@ -37,10 +38,12 @@ log = logging.getLogger("agentfw.relay")
 class UdpRelay:
     """One UDP socket of a guest: an upstream for each peer that it sends to, as far as policy lets it."""
 
-    def __init__(self, runtime: Runtime, agent: Agent, flow: Flow) -> None:
+    def __init__(self, runtime: Runtime, agent: Agent, flow: Flow, record: FlowRecord) -> None:
         self._runtime = runtime
         self._agent = agent
         self._flow = flow
+        self._record = record
+        record.kind = "dns"  # until it meets somebody else
         self._questions: set[asyncio.Task[None]] = set()
         self._peers: OrderedDict[tuple[str, int], _Peer] = OrderedDict()
 
@@ -49,6 +52,7 @@ class UdpRelay:
         try:
             while True:
                 data, address, port = await self._flow.receive_datagram()
+                self._record.bytes_up += len(data)
                 if address == dns.RESOLVER:
                     self._ask(data, address, port)
                 else:
@@ -75,9 +79,11 @@ class UdpRelay:
         if reply:
             with contextlib.suppress(BrokenPipeError):
                 await self._flow.send_datagram(reply, address, port)
+                self._record.bytes_down += len(reply)
 
     def _send(self, data: bytes, address: str, port: int) -> None:
         """One datagram of the guest's. Dropped when it may not or cannot go, or its peer is slow, as a network does."""
+        self._record.kind = "udp"
         key = (address, port)
         peer = self._peers.get(key)
         if peer is None or peer.task.done():
@@ -108,6 +114,8 @@ class UdpRelay:
             upstream = await self._connect(address, port)
         except AgentfwError as error:
             self._count("udp_refused")
+            self._record.failed(error)
+            self._runtime.note(self._agent, None, error, protocol="udp", address=address, port=str(port))
             log.info("%s: udp to %s port %s: %s", self._agent.name, address, port, error)
             await asyncio.sleep(1)  # what the guest sends meanwhile is dropped without asking again
             return
@@ -130,6 +138,7 @@ class UdpRelay:
     async def _connect(self, address: str, port: int) -> Upstream:
         runtime, agent = self._runtime, self._agent
         destination = await permitted(runtime, agent, "udp", runtime.hosts(agent, parse_address(address)), port)
+        self._record.met(destination)
         return await runtime.connect(agent, destination, None)
 
     async def _back(self, upstream: Upstream, address: str, port: int) -> None:
@@ -143,6 +152,7 @@ class UdpRelay:
                 await self._flow.send_datagram(data, address, port)
             except BrokenPipeError:
                 return
+            self._record.bytes_down += len(data)
 
     def _count(self, name: str) -> None:
         self._runtime.counters[name] += 1

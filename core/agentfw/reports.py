@@ -1,0 +1,137 @@
+"""What is told about agents' traffic once it is over, and about what was refused: `exchange_end`, `flow_end`, `audit`, `tables`.
+
+Nothing here has a header or a byte of a body. What an agent wrote itself (methods, targets, names) is cut to a length and has no
+control characters, but may hold whatever an agent put there.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from .agents import Agent
+from .destination import Destination
+
+MAX_TEXT = 1024
+"""Characters of a target or a reason that are told."""
+_NOT_SHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def shown(text: str, limit: int = MAX_TEXT) -> str:
+    """`text` on one line: control characters escaped, cut to `limit` characters."""
+    if not text.isprintable():
+        text = _NOT_SHOWN.sub(lambda match: ascii(match[0])[1:-1], text[: limit + 1])
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeReport:
+    """One HTTP request and what came of it. `target` is the agent's own, before any hook changed it."""
+
+    exchange: int
+    """As `RequestHead.exchange`: unique in the process."""
+    destination: Destination
+    method: str
+    target: str
+    status: int
+    """Of the response that the agent was sent (ours, if `error` says so); 0: none."""
+    bytes_up: int
+    """Of the request's body that went up, without its framing; after a switch of protocols, also what was sent then."""
+    bytes_down: int
+    """Of the response's body as the server sent it, without its framing; likewise."""
+    started: float
+    """loop.time() when the request's head had been read."""
+    first_byte: float | None
+    """Seconds from then to the response's head; None: there was none."""
+    seconds: float
+    """From then to the end of it."""
+    error: str = ""
+    """Why it did not end well, one line. "": it did, whatever the status."""
+    denied_rule: str = ""
+    """The rule that refused it."""
+    attempts: int = 1
+    """Connections that were asked for; 2 if a kept one turned out to be closed."""
+    upgraded: bool = False
+    """It became another protocol (101)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowReport:
+    """One socket of a guest's, from connect() (or the first datagram) to its end."""
+
+    kind: str
+    """ "http", "tls" (not HTTP inside, or the agent's own), "tcp", "udp", "dns" (it met the resolver only)."""
+    destination: Destination | None
+    """None: it was never known, or (UDP) there were several."""
+    port: int
+    bytes_up: int
+    """What the guest sent and we took, all of it: heads, framing."""
+    bytes_down: int
+    """What the guest was sent."""
+    started: float
+    """loop.time()"""
+    seconds: float
+    error: str = ""
+    """Why it was broken off or refused, one line."""
+    denied_rule: str = ""
+
+
+class AuditEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Something that an operator may want to find again. Make it with `AuditEvent.about()`."""
+
+    time: float
+    """Seconds since 1970, UTC."""
+    kind: str
+    """ "denied", "plugin_failed", "internal_error", "report_only", "reload", or a plugin's own ("budget_used_up")."""
+    agent_id: str = ""
+    agent: str = ""
+    labels: Mapping[str, str] = {}
+    destination: str = ""
+    """As `str(Destination)`."""
+    rule: str = ""
+    plugin: str = ""
+    reason: str = ""
+    extra: Mapping[str, str] = {}
+    """Further facts by name: "method", "target", "hook", ..."""
+
+    @classmethod
+    def about(
+        cls,
+        kind: str,
+        agent: Agent | None = None,
+        destination: Destination | None = None,
+        *,
+        rule: str = "",
+        plugin: str = "",
+        reason: str = "",
+        **extra: str,
+    ) -> AuditEvent:
+        """An event of now; texts are made fit to be shown."""
+        return cls(
+            time=time.time(),
+            kind=kind,
+            agent_id="" if agent is None else agent.id,
+            agent="" if agent is None else agent.name,
+            labels={} if agent is None else dict(agent.labels),
+            destination="" if destination is None else str(destination),
+            rule=shown(rule),
+            plugin=shown(plugin, 64),
+            reason=shown(reason),
+            extra={name: shown(value) for name, value in extra.items()},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """For people, and for `--json`: shown by `agentfw run --stats` under its title. `rows`: as many values as `columns` each."""
+
+    name: str
+    """In lower_snake_case; its key in `--json`."""
+    title: str
+    columns: Sequence[str]
+    """In lower_snake_case."""
+    rows: Sequence[Sequence[str | int | float | None]]
