@@ -1,4 +1,4 @@
-"""agentfw.toml: one table for `agentfw run`, one a plugin. Every mistake names key, file and line.
+"""agentfw.toml: one table for `agentfw run`, one for all plugins, one a plugin. Every mistake names key, file and line.
 
 The file is looked for from the working directory upward (or named with --config). Plugins declare a msgspec Struct
 (`config_type`) for their table; use ``forbid_unknown_fields=True`` in it. Values are not coerced: a number in quotes is text.
@@ -66,12 +66,12 @@ class Config:
         return ConfigError(key, message, self.file, _find_line(self._text, path) if self._text else None)
 
     def check_tables(self, known: Collection[str]) -> None:
-        """ConfigError if there is anything at the top level but [run] and tables of these plugins."""
+        """ConfigError if there is anything at the top level but [run], [plugins] and tables of these plugins."""
         for name, value in self.tables.items():
-            if name != "run" and name not in known:
+            if name not in ("run", "plugins") and name not in known:
                 raise self.error(
                     name,
-                    f"unknown table (known: {', '.join(sorted({'run', *known}))}; a plugin's file "
+                    f"unknown table (known: {', '.join(sorted({'run', 'plugins', *known}))}; a plugin's file "
                     "is known when it is named in `plugins`)",
                 )
             if not isinstance(value, dict):

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from .runtime import Runtime
     from .upstream import TlsInfo, TlsRequest, Upstream
 
+API_VERSION = "1.0"
+"""major.minor. A minor adds hooks or arguments; a major changes or takes away what there was. A plugin's class may say what it
+needs: `api = "1"`, or `api = "1.2"`."""
+
 hookspec = pluggy.HookspecMarker("agentfw")
 hookimpl = pluggy.HookimplMarker("agentfw")
 

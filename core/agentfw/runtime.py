@@ -102,8 +102,10 @@ class Runtime:
         return self.plugins.tables()
 
     def statistics(self) -> dict[str, int | float]:
-        """Counters of the core ("core.flows_opened", ...) and of each plugin ("dns.hits", ...)."""
-        return {**{f"core.{name}": value for name, value in sorted(self.counters.items())}, **self.plugins.statistics()}
+        """Counters of the core ("core.flows_opened", ...), of each plugin ("dns.hits", ...), and of calls of their hooks
+        (`PluginManager.hook_statistics()`)."""
+        core = {f"core.{name}": value for name, value in sorted(self.counters.items())}
+        return {**core, **self.plugins.statistics(), **self.plugins.hook_statistics()}
 
     async def connect(self, agent: Agent, destination: Destination, tls: TlsRequest | None) -> Upstream:
         """Lease a connection: `allow`, then the `connect` hooks. Denied, HookError or UpstreamError if there is none."""

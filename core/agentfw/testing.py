@@ -19,11 +19,11 @@ def make_agent(name: str = "test", **labels: str) -> Agent:
 
 def make_runtime(*plugins: object, config: Config | None = None) -> Runtime:
     """A runtime for the running loop with these plugin instances (named by `.name`, else by their class). Start and stop it."""
-    manager = PluginManager()
+    manager = PluginManager(config)
     for plugin in plugins:
         manager.add(str(getattr(plugin, "name", type(plugin).__name__)), plugin)
     manager.compile()
-    return Runtime(asyncio.get_running_loop(), manager, config or Config())
+    return Runtime(asyncio.get_running_loop(), manager, manager.config)
 
 
 class MemoryFlow:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from pathlib import Path
 
-import agentfw.plugins
 import msgspec
 import pytest
 from agentfw import Agent, ConfigError, Denied, Destination, ExitReport, hookimpl
@@ -250,16 +249,18 @@ async def test_failing_hooks_name_plugin_and_hook() -> None:
 
 
 @async_test
-async def test_a_hook_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hook_that_hangs_is_given_up() -> None:
     class Hangs:
         @hookimpl
         async def resolve(self) -> bytes:
             await asyncio.sleep(100)
             return b""
 
-    monkeypatch.setitem(agentfw.plugins.TIMEOUTS, "resolve", 0.05)
+    made = PluginManager(Config({"plugins": {"limits": {"resolve": 0.05}}}))
+    made.add("hangs", Hangs())
+    made.compile()
     with pytest.raises(HookError, match=r"no answer within 0\.05 s"):
-        await manager(Hangs()).resolve(AGENT, "x", 1, b"")
+        await made.resolve(AGENT, "x", 1, b"")
 
 
 @async_test

@@ -1,0 +1,242 @@
+"""One hook implementation called once: within its time, counted, and with errors that name the plugin.
+
+A hook may be a plain function or return an awaitable. An awaitable is driven step by step here, so that it is known how long each
+step held up the loop, and so that one that never waits costs no timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import time
+import types
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, NoReturn
+
+from ..errors import AgentfwError, Denied, HookError, UpstreamError
+
+GRACE = 5.0
+"""Seconds that a hook has to end after it was cancelled for taking too long; then it is dropped."""
+
+Tracer = Callable[["Call", tuple[object, ...], str, int], None]
+"""Called after each call: the implementation, its arguments (all of the specification's), the outcome in a word, nanoseconds."""
+
+log = logging.getLogger("agentfw.plugins")
+
+_now = time.perf_counter_ns
+
+
+class Call:
+    """One hook implementation. Its numbers are read by `PluginManager.hook_statistics()`."""
+
+    __slots__ = (
+        "blocked", "blocking_ns", "calls", "denied", "errors", "function", "hook", "longest_ns", "names", "plugin", "seconds",
+        "timeouts", "total_ns", "trace",
+    )  # fmt: skip
+
+    def __init__(self, plugin: str, hook: str, function: Callable[..., Any], names: tuple[str, ...] = ()) -> None:
+        self.plugin = plugin
+        self.hook = hook
+        self.function = function
+        self.names = names
+        """Of the specification's arguments, which `function` is called with."""
+        self.seconds = 30.0
+        """An awaitable's time limit."""
+        self.blocking_ns = 1 << 62
+        """Longer than this it may not hold up the loop without being named in the log."""
+        self.trace: Tracer | None = None
+        self.calls = 0
+        self.errors = 0
+        self.denied = 0
+        self.timeouts = 0
+        self.blocked = 0
+        self.total_ns = 0
+        self.longest_ns = 0
+
+    def now(self, args: tuple[object, ...]) -> Any:
+        """Call it; what it returns is the result, awaitable or not."""
+        start = _now()
+        try:
+            result = self.function(*args)
+        except BaseException as error:
+            self._fail(args, start, error)
+        took = _now() - start
+        if took > self.blocking_ns:
+            self._held_up(took)
+        self._done(args, took, result)
+        return result
+
+    async def later(self, args: tuple[object, ...]) -> Any:
+        """Call it, and await what it returns if that is awaitable."""
+        start = _now()
+        try:
+            result = self.function(*args)
+            took = _now() - start
+            if took > self.blocking_ns:
+                self._held_up(took)
+            if result is not None and _awaitable(result):
+                result = await self._await(result)
+                took = _now() - start
+        except BaseException as error:
+            self._fail(args, start, error)
+        self._done(args, took, result)
+        return result
+
+    def nonsense(self, result: object, why: str = "") -> HookError:
+        """The error that a result of the wrong type is."""
+        self.errors += 1
+        if inspect.iscoroutine(result):
+            result.close()
+        return HookError(self.plugin, self.hook, f"returned {type(result).__name__}{why}")
+
+    def _done(self, args: tuple[object, ...], took: int, result: object) -> None:
+        self.calls += 1
+        self.total_ns += took
+        if took > self.longest_ns:
+            self.longest_ns = took
+        if self.trace is not None:
+            self.trace(self, args, _outcome(result), took)
+
+    def _fail(self, args: tuple[object, ...], start: int, error: BaseException) -> NoReturn:
+        """Raise what the pipeline sees of an exception. Messages of unexpected ones stay in `__cause__`: they may quote a header.
+
+        sys.exit() in a hook, and a cancellation that nobody asked for, are mistakes as others are: they must end neither the
+        command nor, in silence, a flow.
+        """
+        took = _now() - start
+        self.calls += 1
+        self.total_ns += took
+        self.longest_ns = max(self.longest_ns, took)
+        outcome = type(error).__name__
+        raised: BaseException = error
+        if isinstance(error, (KeyboardInterrupt, GeneratorExit)) or (isinstance(error, asyncio.CancelledError) and _cancelled()):
+            pass
+        elif isinstance(error, Denied):
+            self.denied += 1
+            outcome = "denied"
+            error.plugin = error.plugin or self.plugin
+        elif isinstance(error, _OutOfTime):
+            self.timeouts += 1
+            outcome = "timeout"
+            raised = HookError(self.plugin, self.hook, f"no answer within {self.seconds:g} s")
+        elif not isinstance(error, (UpstreamError, HookError)):
+            self.errors += 1
+            if not (self.hook == "start" and isinstance(error, AgentfwError)):
+                raised = HookError(self.plugin, self.hook, type(error).__name__)
+        if self.trace is not None:
+            self.trace(self, args, outcome, took)
+        if raised is error:
+            raise error
+        raise raised from error
+
+    def _held_up(self, took: int) -> None:
+        self.blocked += 1
+        if self.blocked == 1:
+            log.warning(
+                "plugin `%s` held up all agents for %.3f s in `%s`; it should wait with `await`, or use a thread",
+                self.plugin, took / 1e9, self.hook,
+            )  # fmt: skip
+
+    async def _await(self, awaitable: Any) -> Any:
+        coroutine: Coroutine[Any, Any, Any] = awaitable if type(awaitable) is types.CoroutineType else _plain(awaitable)
+        try:
+            waits_for = self._step(coroutine.send, None)
+        except StopIteration as done:
+            return done.value
+        with _TimeLimit(self.seconds) as limit:
+            return await self._rest(coroutine, waits_for, limit)
+
+    def _step(self, step: Callable[[Any], Any], value: object) -> Any:
+        start = _now()
+        try:
+            return step(value)
+        finally:
+            took = _now() - start
+            if took > self.blocking_ns:
+                self._held_up(took)
+
+    @types.coroutine
+    def _rest(self, coroutine: Coroutine[Any, Any, Any], waits_for: Any, limit: _TimeLimit) -> Generator[Any, Any, Any]:
+        """What `yield from coroutine` would do, from its first wait on."""
+        step: Callable[[Any], Any]
+        while True:
+            try:
+                value = yield waits_for
+            except GeneratorExit:
+                coroutine.close()
+                raise
+            except BaseException as error:
+                if limit.dropped:
+                    with contextlib.suppress(BaseException):  # whatever it says now, nobody waits for it
+                        coroutine.close()
+                    raise
+                step, value = coroutine.throw, error
+            else:
+                step = coroutine.send
+            try:
+                waits_for = self._step(step, value)
+            except StopIteration as done:
+                return done.value
+
+
+class _OutOfTime(Exception):
+    pass
+
+
+class _TimeLimit:
+    """As asyncio.timeout(); who does not end when cancelled is cancelled a second time, and `dropped`."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._fired = 0
+
+    @property
+    def dropped(self) -> bool:
+        return self._fired > 1
+
+    def __enter__(self) -> _TimeLimit:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._cancelling = task.cancelling()
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._fire)
+        return self
+
+    def _fire(self) -> None:
+        self._fired += 1
+        self._task.cancel()
+        if self._fired == 1:
+            self._timer = asyncio.get_running_loop().call_later(GRACE, self._fire)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None) -> None:
+        self._timer.cancel()
+        for _ in range(self._fired):
+            self._task.uncancel()
+        ours = self._fired and self._task.cancelling() <= self._cancelling
+        if ours and kind is not None and issubclass(kind, asyncio.CancelledError):
+            raise _OutOfTime from error
+
+
+async def _plain(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def _awaitable(result: object) -> bool:
+    """inspect.isawaitable(), sooner for the two that are common."""
+    kind = type(result)
+    return kind is types.CoroutineType or (kind not in (bytes, bytearray) and inspect.isawaitable(result))
+
+
+def _outcome(result: object) -> str:
+    return "ok" if result is None else str(result).lower() if isinstance(result, bool) else type(result).__name__
+
+
+def _cancelled() -> bool:
+    """Somebody is cancelling the running task."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return False
+    return task is not None and task.cancelling() > 0

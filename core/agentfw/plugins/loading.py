@@ -1,0 +1,191 @@
+"""Finding plugins and making them: entry points, files, their API version, their table of agentfw.toml."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import logging
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import importlib_metadata
+import msgspec
+
+from .. import hookspecs
+from ..errors import AgentfwError, ConfigError, PluginError, UnknownPlugin
+from .limits import Limits
+from .manager import PluginManager
+
+if TYPE_CHECKING:
+    from ..config import Config
+
+GROUP = "agentfw.plugins"
+DEFAULT = ("dns", "tls", "policy", "credentials", "native")
+OWN = "agentfw"
+"""The distribution whose plugins keep their names, whatever else is installed."""
+RESERVED = frozenset({"run", "plugins", "core", "hooks"})
+"""Tables of agentfw.toml and groups of counters that are not a plugin's."""
+
+_NAME = re.compile(r"[\w-]{1,64}\Z")
+_API = re.compile(r"(\d{1,4})(?:\.(\d{1,4}))?\Z", re.ASCII)
+
+log = logging.getLogger("agentfw.plugins")
+
+
+@dataclass(frozen=True, slots=True)
+class PluginInfo:
+    """A plugin that could be loaded. `origin`: "distribution version" or the file; `others`: origins of those that would have the
+    same name. One of agentfw's own goes before them, else it cannot be loaded."""
+
+    name: str
+    value: str
+    origin: str
+    others: tuple[str, ...] = ()
+    own: bool = False
+
+    @property
+    def ambiguous(self) -> bool:
+        return bool(self.others) and not self.own
+
+
+def available() -> dict[str, PluginInfo]:
+    """All installed plugins by name."""
+    found: dict[str, list[tuple[bool, str, str]]] = {}
+    for point in importlib_metadata.entry_points(group=GROUP):
+        found.setdefault(point.name, []).append((not _is_own(point), _origin(point), point.value))
+    infos = {}
+    for name, points in found.items():
+        (foreign, origin, value), *others = sorted(set(points))
+        infos[name] = PluginInfo(name, value, origin, tuple(other for _, other, _ in others), not foreign)
+    return infos
+
+
+def _origin(point: importlib_metadata.EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else ""
+
+
+def _is_own(point: importlib_metadata.EntryPoint) -> bool:
+    return point.dist is not None and point.dist.name.lower() == OWN
+
+
+def load_plugins(names: Sequence[str], config: Config) -> PluginManager:
+    """Load, configure and register `names` in that order (each an entry point's name or a path to a .py file).
+
+    Raises UnknownPlugin, PluginError (it does not import, has no class Plugin, misspelt a hook) and ConfigError.
+    """
+    manager = PluginManager(config)
+    config.check_tables({*available(), *(plugin_name(name) for name in names)})
+    for name in names:
+        manager.add(*_make(name, config))
+    manager.compile()
+    manager.limit(Limits(config, manager.names))
+    return manager
+
+
+def plugin_name(name: str) -> str:
+    """The name a plugin given on the command line goes by: a file's is its stem."""
+    return Path(name).stem if is_path(name) else name
+
+
+def is_path(name: str) -> bool:
+    return name.endswith(".py") or "/" in name
+
+
+def plugin_class(given: str) -> tuple[str, type[Any]]:
+    """Import a plugin: its name, and its class, which fits this API. UnknownPlugin, PluginError."""
+    own = False
+    if is_path(given):
+        module: object = _import_file(Path(given))
+    else:
+        point, own = _entry_point(given)
+        try:
+            module = point.load()
+        except (Exception, SystemExit) as error:
+            raise PluginError(f"plugin `{given}` does not import: {type(error).__name__}: {error}") from error
+    found = getattr(module, "Plugin", None) if isinstance(module, ModuleType) else module
+    if not inspect.isclass(found):
+        raise PluginError(f"plugin `{given}` has no class `Plugin`")
+    name = getattr(found, "name", None) or plugin_name(given)
+    if not isinstance(name, str) or not _NAME.match(name):
+        raise PluginError(f"plugin `{given}` has a bad name: letters, digits, `_` and `-` are good")
+    if name in RESERVED:
+        raise PluginError(f"plugin `{given}` may not be called `{name}`: agentfw uses that name itself")
+    if name != given and not own and not is_path(given) and name in available():
+        raise PluginError(f"plugin `{given}` calls itself `{name}`, which is another plugin's name")
+    check_api(given, getattr(found, "api", None))
+    return name, found
+
+
+def check_api(plugin: str, wanted: object) -> None:
+    """PluginError unless the hooks of this agentfw are what a plugin with `api = wanted` was written for. None: no opinion."""
+    if wanted is None:
+        return
+    match = _API.match(wanted) if isinstance(wanted, str) else None
+    if match is None:
+        raise PluginError(f'plugin `{plugin}` has a bad `api`: {ascii(wanted)[:60]} (write "1", or "1.2" if it needs that minor)')
+    has = hookspecs.API_VERSION
+    major, minor = map(int, has.split("."))
+    if int(match[1]) != major:
+        raise PluginError(f"plugin `{plugin}` is for hook API {wanted}, this agentfw has {has}: another major version")
+    if int(match[2] or 0) > minor:
+        raise PluginError(f"plugin `{plugin}` needs hook API {wanted} or newer, this agentfw has {has}: update agentfw")
+
+
+def _entry_point(name: str) -> tuple[importlib_metadata.EntryPoint, bool]:
+    """The one of this name, and whether it is agentfw's own."""
+    known = importlib_metadata.entry_points(group=GROUP)
+    points = [point for point in known if point.name == name]
+    if not points:
+        raise UnknownPlugin(name, known.names)
+    info = available()[name]
+    if info.ambiguous:
+        raise PluginError(f"plugin `{name}` is offered by {' and '.join((info.origin, *info.others))}: uninstall all but one")
+    if info.others:
+        log.warning("plugin `%s` is agentfw's own; that of %s is not used", name, ", ".join(info.others))
+    return next(point for point in points if _is_own(point) == info.own), info.own
+
+
+def _make(given: str, config: Config) -> tuple[str, object]:
+    name, kind = plugin_class(given)
+    config_type: type[msgspec.Struct] | None = getattr(kind, "config_type", None)
+    if config_type is None and config.tables.get(name):
+        raise config.error(name, "this plugin has no configuration")
+    try:
+        return name, kind() if config_type is None else kind(config.plugin(name, config_type))
+    except ConfigError as error:
+        if error.file is None and config_type is not None:  # raised by __init__ about a key of its table
+            raise located(config, name, error) from None
+        raise
+    except AgentfwError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise PluginError(f"plugin `{name}` does not start: {type(error).__name__}: {error}") from error
+
+
+def located(config: Config, name: str, error: ConfigError) -> ConfigError:
+    """A plugin's error about a key of its table, with file and line."""
+    found = config.error(f"{name}.{error.key}" if error.key else name, error.message)
+    found.hint = error.hint
+    return found
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise PluginError(f"plugin file {path} does not exist")
+    name = f"agentfw_plugin_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise PluginError(f"plugin file {path} is not Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look there
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise PluginError(f"plugin file {path} does not import: {type(error).__name__}: {error}") from error
+    return module

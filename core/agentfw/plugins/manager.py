@@ -1,0 +1,300 @@
+"""The plugins of one process, in calling order, and a typed method for each hook.
+
+To add a hook: its specification in `agentfw.hookspecs`, and a method here that calls
+
+    _all(hook, ...)              everybody; who raises ends it; nobody may return anything
+    _first(hook, fits, ...)      one after the other until somebody returns something, for which `fits` must hold
+    _first_now(hook, fits, ...)  the same for hooks that are never awaited
+    _tell(hook, ...)             everybody, never awaited; failures are logged
+    _gather(hook, fits, what)    what everybody returns, by plugin, never awaited; failures are logged
+
+All that a hook may do wrong is seen to there.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pluggy
+
+from .. import hookspecs
+from ..errors import AgentfwError, ConfigError, HookError, PluginError
+from ..reports import Table
+from . import tracing
+from .calling import Call, Tracer
+from .limits import Limits, hook_names
+
+if TYPE_CHECKING:
+    from ..agents import Agent, ExitReport
+    from ..config import Config
+    from ..destination import Destination
+    from ..http1 import RequestHead, ResponseHead
+    from ..model_calls import ModelCall
+    from ..reports import AuditEvent, ExchangeReport, FlowReport
+    from ..runtime import Runtime
+    from ..upstream import TlsInfo, TlsRequest, Upstream
+
+log = logging.getLogger("agentfw.plugins")
+
+
+class PluginManager:
+    """`add()` each plugin, then `compile()`. `config`: what they were configured with."""
+
+    def __init__(self, config: Config | None = None) -> None:
+        from ..config import Config
+
+        self.config = config or Config()
+        self._pluggy = pluggy.PluginManager("agentfw")
+        self._pluggy.add_hookspecs(hookspecs)
+        self._named: dict[str, object] = {}
+        self._calls: dict[str, tuple[Call, ...]] = {}
+        self._trace: Tracer | None = tracing.to_stderr if tracing.wanted() else None
+        self.compile()
+
+    # -- which there are
+
+    def add(self, name: str, plugin: object) -> None:
+        """Register an instance under a name of its own; `compile()` makes it take effect."""
+        if name in self._named:
+            raise PluginError(f"plugin `{name}` is named twice")
+        self._named[name] = plugin
+
+    def compile(self) -> None:
+        """Check all hook implementations against the specifications and build the call lists. PluginError if one does not fit."""
+        for name in [name for name, _ in self._pluggy.list_name_plugin()]:
+            self._pluggy.unregister(name=name)
+        try:
+            for name, plugin in reversed(self._named.items()):  # pluggy calls the newest first
+                self._pluggy.register(plugin, name)
+            self._pluggy.check_pending()
+        except Exception as error:  # also whatever a plugin's attributes raise when they are looked at
+            raise PluginError(f"plugin does not fit: {error}".replace("\n", " ")) from error
+        for hook in hook_names():
+            caller = getattr(self._pluggy.hook, hook)
+            found = reversed(caller.get_hookimpls())
+            self._calls[hook] = tuple(_compiled(hook, implementation, caller.spec.argnames) for implementation in found)
+        self.limit(Limits(self.config, self.names))
+        self.trace(self._trace)
+
+    def limit(self, limits: Limits) -> None:
+        """Give each hook its time."""
+        for call in self._all_calls():
+            call.seconds = limits.seconds(call.plugin, call.hook)
+            call.blocking_ns = limits.blocking_ns(call.hook)
+
+    def trace(self, tracer: Tracer | None) -> None:
+        """Have each call told to `tracer` (`agentfw.plugins.tracing.to_stderr`)."""
+        self._trace = tracer
+        for call in self._all_calls():
+            call.trace = tracer
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._named)
+
+    def get(self, name: str) -> object | None:
+        return self._named.get(name)
+
+    def hooks(self, name: str) -> list[str]:
+        """The hooks that this plugin implements, in the order of their specifications."""
+        return [hook for hook in _specified() if any(call.plugin == name for call in self._calls[hook])]
+
+    def order(self, hook: str) -> list[str]:
+        """The plugins that implement a hook, in calling order."""
+        return [call.plugin for call in self._calls[hook]]
+
+    def implemented(self, hook: str) -> bool:
+        return bool(self._calls[hook])
+
+    def hook_statistics(self) -> dict[str, int | float]:
+        """For each plugin and hook that was called: "hooks.policy.allow.calls", ".seconds" (all calls, waiting included) and
+        ".longest"; ".denied", ".errors", ".timeouts" and ".blocked" (it held up the loop) where there were any."""
+        found: dict[str, int | float] = {}
+        for call in self._all_calls():
+            if not call.calls:
+                continue
+            name = f"hooks.{call.plugin}.{call.hook}"
+            found[f"{name}.calls"] = call.calls
+            found[f"{name}.seconds"] = call.total_ns / 1e9
+            found[f"{name}.longest"] = call.longest_ns / 1e9
+            for what in ("denied", "errors", "timeouts", "blocked"):
+                if number := getattr(call, what):
+                    found[f"{name}.{what}"] = number
+        return found
+
+    def _all_calls(self) -> Iterable[Call]:
+        return (call for hook in _specified() for call in self._calls[hook])
+
+    # -- the hooks
+
+    async def start(self, runtime: Runtime) -> None:
+        """HookError or an AgentfwError of the plugin's stops the start."""
+        await self._all("start", runtime)
+
+    async def stop(self) -> None:
+        for call in reversed(self._calls["stop"]):
+            try:
+                if (result := await call.later(())) is not None:
+                    raise call.nonsense(result)
+            except HookError as error:
+                log.error("%s", error, exc_info=error.__cause__)
+            except AgentfwError as error:
+                log.error("plugin `%s` did not stop: %s", call.plugin, error)
+
+    async def allow(self, agent: Agent, destination: Destination) -> None:
+        await self._all("allow", agent, destination)
+
+    async def resolve(self, agent: Agent, name: str, qtype: int, query: bytes) -> bytes | None:
+        reply = await self._first("resolve", _is_bytes, agent, name, qtype, query)
+        return None if reply is None else bytes(cast(bytes, reply))
+
+    async def connect(self, agent: Agent, destination: Destination, tls: TlsRequest | None) -> Upstream | None:
+        return cast("Upstream | None", await self._first("connect", _is_upstream, agent, destination, tls))
+
+    def dial(self, agent: Agent, destination: Destination, address: str) -> bool | None:
+        return cast("bool | None", self._first_now("dial", _is_bool, agent, destination, address))
+
+    async def request(self, agent: Agent, destination: Destination, head: RequestHead, tls: TlsInfo | None) -> None:
+        await self._all("request", agent, destination, head, tls)
+
+    async def response(self, agent: Agent, destination: Destination, request: RequestHead, head: ResponseHead) -> None:
+        await self._all("response", agent, destination, request, head)
+
+    def exit(self, agent: Agent, report: ExitReport) -> None:
+        self._tell("exit", agent, report)
+
+    def exchange_end(self, agent: Agent, exchange: ExchangeReport) -> None:
+        self._tell("exchange_end", agent, exchange)
+
+    def flow_end(self, agent: Agent, flow: FlowReport) -> None:
+        self._tell("flow_end", agent, flow)
+
+    def model_call(self, agent: Agent, call: ModelCall) -> None:
+        self._tell("model_call", agent, call)
+
+    def audit(self, event: AuditEvent) -> None:
+        self._tell("audit", event)
+
+    def tables(self) -> list[Table]:
+        """Of all plugins, in their order; what is no table is logged and left out."""
+        return [
+            table for _, tables in self._gather("tables", _is_tables, "a list of tables") for table in cast("list[Table]", tables)
+        ]
+
+    def statistics(self) -> dict[str, int | float]:
+        """Counters by "plugin.name"; what is no number is logged and left out."""
+        found = self._gather("statistics", _is_numbers, "numbers by name")
+        return {
+            f"{plugin}.{name}": value for plugin, numbers in found for name, value in cast("dict[str, float]", numbers).items()
+        }
+
+    # -- not hooks, but methods that a plugin may have
+
+    def check_guest(self, config: Config, environment: Mapping[str, str], sees: Callable[[Path], bool]) -> None:
+        """ConfigError if a plugin does not want agents to have these variables and files."""
+        for name, plugin in self._named.items():
+            check = getattr(plugin, "check_guest", None)
+            if check is None:
+                continue
+            try:
+                check(config.file, environment, sees)
+            except ConfigError as error:
+                located = config.error(f"{name}.{error.key}", error.message)
+                located.hint = error.hint
+                raise located from None
+
+    # -- how they are called
+
+    async def _all(self, hook: str, *args: object) -> None:
+        """Everybody, in order. Who raises ends it; a result is a mistake."""
+        for call in self._calls[hook]:
+            if (result := await call.later(args)) is not None:
+                raise call.nonsense(result)
+
+    async def _first(self, hook: str, fits: Callable[[object], bool], *args: object) -> object | None:
+        """One after the other, until somebody returns something; which must be what `fits` says."""
+        for call in self._calls[hook]:
+            if (result := await call.later(args)) is not None:
+                if fits(result):
+                    return cast(object, result)
+                raise call.nonsense(result)
+        return None
+
+    def _first_now(self, hook: str, fits: Callable[[object], bool], *args: object) -> object | None:
+        """As `_first()`, never awaited: a coroutine is a result of the wrong type."""
+        for call in self._calls[hook]:
+            if (result := call.now(args)) is not None:
+                if fits(result):
+                    return cast(object, result)
+                raise call.nonsense(result)
+        return None
+
+    def _tell(self, hook: str, *args: object) -> None:
+        """Everybody, never awaited, whatever one of them does: failures are logged."""
+        for call in self._calls[hook]:
+            try:
+                if (result := call.now(args)) is not None:
+                    raise call.nonsense(result)
+            except AgentfwError as error:
+                log.error("%s", error, exc_info=error.__cause__)
+
+    def _gather(self, hook: str, fits: Callable[[object], bool], what: str, *args: object) -> list[tuple[str, object]]:
+        """(plugin, result) of everybody who returns something; what does not fit, and failures, are logged and left out."""
+        found: list[tuple[str, object]] = []
+        for call in self._calls[hook]:
+            try:
+                if (result := call.now(args)) is not None:
+                    if not fits(result):
+                        raise call.nonsense(result, f", not {what}")
+                    found.append((call.plugin, result))
+            except AgentfwError as error:
+                log.error("%s", error, exc_info=error.__cause__)
+        return found
+
+
+@functools.cache
+def _specified() -> tuple[str, ...]:
+    """All hooks, in the order of their specifications."""
+    known = hook_names()
+    return tuple(name for name in vars(hookspecs) if name in known)
+
+
+def _compiled(hook: str, implementation: pluggy.HookImpl, argnames: Iterable[str]) -> Call:
+    if implementation.hookwrapper or implementation.wrapper:
+        raise PluginError(f"plugin `{implementation.plugin_name}`: hook wrappers are not supported")
+    names = tuple(argnames)
+    function = implementation.function
+    if tuple(implementation.argnames) != names:
+        places = tuple(names.index(name) for name in implementation.argnames)
+        function = functools.partial(_pruned, function, places)
+    return Call(implementation.plugin_name, hook, function, names)
+
+
+def _pruned(function: Callable[..., Any], places: tuple[int, ...], *args: object) -> Any:
+    return function(*[args[place] for place in places])
+
+
+def _is_numbers(result: object) -> bool:
+    return isinstance(result, dict) and all(
+        isinstance(name, str) and isinstance(value, (int, float)) for name, value in result.items()
+    )
+
+
+def _is_tables(result: object) -> bool:
+    return isinstance(result, list) and all(isinstance(each, Table) for each in result)
+
+
+def _is_bytes(result: object) -> bool:
+    return isinstance(result, (bytes, bytearray))  # dnslib packs into a bytearray
+
+
+def _is_bool(result: object) -> bool:
+    return isinstance(result, bool)
+
+
+def _is_upstream(result: object) -> bool:
+    return all(hasattr(result, name) for name in ("send", "receive", "send_eof", "release", "tls"))
