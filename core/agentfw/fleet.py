@@ -370,6 +370,10 @@ class Fleet:
         agent = Agent(f"{os.getpid()}-{number}", name or f"agent-{number}", labels or {})
         loop = asyncio.get_running_loop()
         started = loop.time()
+        try:
+            await self.runtime.admit(agent)
+        except AgentfwError as error:
+            return self._done(agent, ExitReport("internal", text=str(error)), None)
         deadline = None if timeout is None else started + timeout
         try:
             async with asyncio.timeout_at(deadline):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .agents import Agent, ExitReport
     from .destination import Destination
     from .http1 import RequestHead, ResponseHead
+    from .metering import Meter
     from .model_calls import ModelCall
     from .reports import AuditEvent, ExchangeReport, FlowReport, Table
     from .runtime import Runtime
@@ -42,6 +43,11 @@ def start(runtime: Runtime) -> Awaitable[None] | None:
 @hookspec
 def stop() -> Awaitable[None] | None:
     """After the last agent. Errors are logged, the other plugins still stop."""
+
+
+@hookspec
+def admit(agent: Agent) -> Awaitable[None] | None:
+    """An agent is about to start; no flow of its has come. Raise `Denied` if it may not run: its end tells why."""
 
 
 @hookspec
@@ -79,6 +85,14 @@ def dial(agent: Agent, destination: Destination, address: str) -> bool | None:
     `Denied`: no. None: no opinion; if nobody has one, only public addresses pass. Never awaitable.
 
     Called when an agent is given the address in a DNS answer (scheme "dns"), and again right before connect().
+    """
+
+
+@hookspec
+def meters(agent: Agent, destination: Destination) -> list[Meter] | None:
+    """The meters (`agentfw.metering.Meter`) that count, and limit, what this agent's flows to `destination` carry, besides those
+    attached to the agent's `Runtime.traffic()`. Called once for a flow, when its destination is known; all results count. Never
+    awaitable.
     """
 
 

@@ -21,6 +21,7 @@ from .config import Config
 from .destination import Destination
 from .errors import AgentfwError, ConnectError, Denied, HookError, ResolveError, UpstreamError
 from .flows import Flow
+from .metering import Meter, MeteredFlow, Traffic
 from .plugins import PluginManager
 from .relay import relay
 from .relay.session import NameMemory
@@ -29,6 +30,7 @@ from .upstream import TlsRequest, Upstream
 
 MAX_ADDRESSES = 16
 """Addresses of a name that are tried at most."""
+MAX_ENDED = 1024
 CONNECT_TIMEOUT = 10.0
 """Seconds for one address, when there are more to try; the last one gets all that is left."""
 
@@ -47,6 +49,9 @@ class Runtime:
         """By agent's id: peers that its UDP sockets are connected to."""
         self._started = False
         self._names: dict[str, NameMemory] = {}
+        self._traffic: dict[str, Traffic] = {}
+        self._ended: dict[str, None] = {}
+        """Agents that exited last, oldest first: nothing is kept for what is left of them."""
 
     async def start(self) -> None:
         """Start the plugins. When one fails, those already started are stopped and its error is raised."""
@@ -65,16 +70,38 @@ class Runtime:
 
     def agent_exited(self, agent: Agent, report: ExitReport) -> None:
         """Tell the plugins, forget what was kept for this agent."""
-        self._names.pop(agent.id, None)
         self.plugins.exit(agent, report)
+        self._names.pop(agent.id, None)
+        self._traffic.pop(agent.id, None)
+        self._ended[agent.id] = None
+        if len(self._ended) > MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
+
+    async def admit(self, agent: Agent) -> None:
+        """An agent is about to start. Whatever a plugin raises is why it may not."""
+        await self.plugins.admit(agent)
+
+    def traffic(self, agent: Agent) -> Traffic:
+        """What this agent's flows carried so far. Kept until `agent_exited()`."""
+        found = self._traffic.get(agent.id)
+        if found is None:
+            found = Traffic()
+            if agent.id not in self._ended:
+                self._traffic[agent.id] = found
+        return found
+
+    def meters(self, agent: Agent, destination: Destination) -> list[Meter]:
+        """The meters that plugins have for flows of this agent to `destination`. HookError."""
+        return self.plugins.meters(agent, destination)
 
     async def handle_flow(self, agent: Agent, flow: Flow) -> None:
         """Serve one TCP or UDP flow of the agent's until it ends. Never raises but for cancellation, which resets the flow."""
-        await relay(self, agent, flow)
+        await relay(self, agent, MeteredFlow(flow, self.traffic(agent)))
 
     def learn(self, agent: Agent, name: str, found: Iterable[str]) -> None:
         """The agent was told that `name` has these addresses."""
-        self._names.setdefault(agent.id, NameMemory()).learn(name, found)
+        if agent.id not in self._ended:
+            self._names.setdefault(agent.id, NameMemory()).learn(name, found)
 
     def hosts(self, agent: Agent, address: str) -> list[str]:
         """Whom the agent may mean by an address: the names it was given it for, newest first, then the address itself."""

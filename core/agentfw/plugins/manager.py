@@ -23,6 +23,7 @@ import pluggy
 
 from .. import hookspecs
 from ..errors import AgentfwError, ConfigError, HookError, PluginError
+from ..metering import Meter
 from ..reports import Table
 from . import tracing
 from .calling import Call, Tracer
@@ -145,6 +146,9 @@ class PluginManager:
             except AgentfwError as error:
                 log.error("plugin `%s` did not stop: %s", call.plugin, error)
 
+    async def admit(self, agent: Agent) -> None:
+        await self._all("admit", agent)
+
     async def allow(self, agent: Agent, destination: Destination) -> None:
         await self._all("allow", agent, destination)
 
@@ -157,6 +161,16 @@ class PluginManager:
 
     def dial(self, agent: Agent, destination: Destination, address: str) -> bool | None:
         return cast("bool | None", self._first_now("dial", _is_bool, agent, destination, address))
+
+    def meters(self, agent: Agent, destination: Destination) -> list[Meter]:
+        """Of all plugins. Who fails ends it: without its meter nothing may pass."""
+        found: list[Meter] = []
+        for call in self._calls["meters"]:
+            if (result := call.now((agent, destination))) is not None:
+                if not isinstance(result, list) or not all(isinstance(each, Meter) for each in result):
+                    raise call.nonsense(result, ", not a list of meters")
+                found += result
+        return found
 
     async def request(self, agent: Agent, destination: Destination, head: RequestHead, tls: TlsInfo | None) -> None:
         await self._all("request", agent, destination, head, tls)

@@ -64,6 +64,7 @@ async def answer(runtime: Runtime, agent: Agent, query: bytes, *, udp: bool) -> 
     except wire.WireError as error:
         return wire.make_error(query, None, error.rcode)
     try:
+        runtime.traffic(agent).check()
         reply = await _resolve(runtime, agent, query, question)
     except Denied as error:
         runtime.counters["dns_denied"] += 1

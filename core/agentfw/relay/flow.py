@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from ..agents import Agent
 from ..destination import Destination, parse_address, parse_host, parse_port
 from ..errors import AgentfwError, Denied, DestinationError, HookError, ProtocolError, TlsError
-from ..flows import Flow
+from ..metering import MeteredFlow
 from ..upstream import TlsRequest, Upstream
 from . import dns, hello, preface
 from .http import HttpRelay
@@ -47,7 +47,7 @@ _ACCESS_DENIED, _INTERNAL_ERROR = 49, 80
 Speaks = Literal["preface", "hello", "http", "raw"]
 
 
-async def relay(runtime: Runtime, agent: Agent, flow: Flow) -> None:
+async def relay(runtime: Runtime, agent: Agent, flow: MeteredFlow) -> None:
     """Serve a flow until it ends. Cancelling resets it; nothing else is raised."""
     runtime.counters[f"flows_{flow.kind}"] += 1
     record = FlowRecord(flow.kind, flow.port, runtime.loop.time())
@@ -73,7 +73,7 @@ async def relay(runtime: Runtime, agent: Agent, flow: Flow) -> None:
         record.end(runtime, agent)
 
 
-def _note(runtime: Runtime, agent: Agent, flow: Flow, record: FlowRecord, error: AgentfwError | OSError) -> None:
+def _note(runtime: Runtime, agent: Agent, flow: MeteredFlow, record: FlowRecord, error: AgentfwError | OSError) -> None:
     """Count, log and report what a flow failed of."""
     record.failed(error)
     runtime.note(agent, record.destination, error, address=flow.address, port=str(flow.port))
@@ -88,12 +88,12 @@ def _note(runtime: Runtime, agent: Agent, flow: Flow, record: FlowRecord, error:
         log.info("%s: %s port %s: %s", agent.name, flow.address, flow.port, error)
 
 
-async def _udp(runtime: Runtime, agent: Agent, flow: Flow, record: FlowRecord) -> None:
+async def _udp(runtime: Runtime, agent: Agent, flow: MeteredFlow, record: FlowRecord) -> None:
     flow.opened()
     await UdpRelay(runtime, agent, flow, record).run()
 
 
-async def _tcp(runtime: Runtime, agent: Agent, flow: Flow, record: FlowRecord) -> None:
+async def _tcp(runtime: Runtime, agent: Agent, flow: MeteredFlow, record: FlowRecord) -> None:
     try:
         address, _ = parse_address(flow.address), parse_port(flow.port)
     except DestinationError:
@@ -103,6 +103,7 @@ async def _tcp(runtime: Runtime, agent: Agent, flow: Flow, record: FlowRecord) -
         if flow.port != dns.PORT:
             flow.failed(errno.ECONNREFUSED)
             return
+        flow.enforcing = False
         flow.opened()
         record.kind = "dns"
         await dns.relay_tcp(runtime, agent, flow, record)
@@ -110,15 +111,17 @@ async def _tcp(runtime: Runtime, agent: Agent, flow: Flow, record: FlowRecord) -
     session = Session(runtime, agent, flow, address, record)
     try:
         await _anything_permitted(session)
+        flow.traffic.connect()
     except AgentfwError as error:
         _note(runtime, agent, flow, record, error)
         flow.failed(errno.EACCES if isinstance(error, Denied) else errno.ECONNREFUSED)
         return
-    flow.opened()
-    session.watch()
     try:
+        flow.opened()
+        session.watch()
         await _speak(session)
     finally:
+        flow.traffic.disconnect()
         session.end()
 
 
@@ -187,6 +190,7 @@ async def _connect_raw(session: Session, destination: Destination | None, tls: T
     runtime, agent = session.runtime, session.agent
     if destination is None:
         destination = session.record.destination = await session.permitted("tcp")
+        session.aim(destination)
         return await runtime.connect(agent, destination, None)
     await runtime.plugins.allow(agent, Destination("tls", destination.host, destination.port))
     return await runtime.connect(agent, destination, tls)
@@ -243,6 +247,7 @@ async def _offloaded(session: Session) -> None:
     try:
         destination, tls = await _tls_wanted(session, hello_)
         session.record.kind, session.record.destination = "tls", destination
+        session.aim(destination)
         upstream = await session.runtime.connect(session.agent, destination, tls)
         info = upstream.tls
         upstream.release(reusable=True)
@@ -250,7 +255,7 @@ async def _offloaded(session: Session) -> None:
     except AgentfwError as error:
         session.count("tls_refused")
         _note(session.runtime, session.agent, session.flow, session.record, error)
-        await session.send(preface.refused(error))
+        await session.tell(preface.refused(error))
         session.flow.send_eof()
         return
     session.count("tls_offloaded")
@@ -291,11 +296,12 @@ async def _passed_through(session: Session) -> None:
         else:
             destination = Destination.make("tls", parse_host(name), session.flow.port)
         session.record.destination = destination
+        session.aim(destination)
         upstream = await session.runtime.connect(session.agent, destination, None)
     except AgentfwError as error:
         _note(session.runtime, session.agent, session.flow, session.record, error)
         denied = isinstance(error, (Denied, DestinationError, ProtocolError))
-        await session.send(_ALERT + bytes([_ACCESS_DENIED if denied else _INTERNAL_ERROR]))
+        await session.tell(_ALERT + bytes([_ACCESS_DENIED if denied else _INTERNAL_ERROR]))
         session.flow.send_eof()
         return
     session.count("tls_passed_through")

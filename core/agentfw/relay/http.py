@@ -78,11 +78,12 @@ class HttpRelay:
                 destination = await self._whom(head)
                 self._whom_target(head, destination)
                 framing = request_framing(head)
+                session.aim(destination)
             except (ProtocolError, DestinationError) as error:
                 session.count("http_bad_requests")
                 await self._answer_error(error, False, "")
                 break
-            except Denied as error:
+            except (Denied, HookError) as error:
                 await self._answer_error(error, False, "")
                 break
             self._destination = session.record.destination = destination
@@ -195,7 +196,7 @@ class HttpRelay:
             *(() if keep else ("Connection: close",)),
         ]
         head = ("\r\n".join(lines) + "\r\n\r\n").encode()
-        await session.send(head if method == "HEAD" else head + body)
+        await session.tell(head if method == "HEAD" else head + body)
         return status
 
 
@@ -472,7 +473,6 @@ class Exchange:
             out = head.encode()
         except ValueError as error:
             raise HookError("?", "response", str(error)) from None
-        self.answered = True
         self.status = head.status
         while True:
             piece = body.feed(data) if data or body.done else b""
@@ -481,7 +481,8 @@ class Exchange:
                 self._release(upstream, body, reusable and delimited)
             out += writer.write(piece, body.done)
             if out:
-                await self.session.send(out)
+                await self.session.send(out)  # Denied here, at the head: it can still be told
+                self.answered = True
             if body.done:
                 break
             try:

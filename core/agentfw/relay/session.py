@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..agents import Agent
 from ..destination import Destination
 from ..errors import Denied
-from ..flows import Flow
+from ..metering import MeteredFlow
 from .record import FlowRecord
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class NameMemory:
 class Session:
     """One TCP flow being relayed."""
 
-    def __init__(self, runtime: Runtime, agent: Agent, flow: Flow, address: str, record: FlowRecord) -> None:
+    def __init__(self, runtime: Runtime, agent: Agent, flow: MeteredFlow, address: str, record: FlowRecord) -> None:
         self.runtime = runtime
         self.agent = agent
         self.flow = flow
@@ -76,6 +76,7 @@ class Session:
         self.ended = False
         """The guest sends no more than what is in `buffer`."""
         self.closed = False
+        self._aim: Destination | None = None
         self._interrupted: UntilClosed | None = None
         self._watch: asyncio.Task[None] | None = None
         self._filling: asyncio.Task[bytes] | None = None
@@ -98,6 +99,11 @@ class Session:
     async def send(self, data: bytes) -> None:
         """To the guest; as `Flow.send()`."""
         await self.flow.send(data)
+        self.record.bytes_down += len(data)
+
+    async def tell(self, data: bytes) -> None:
+        """`send()` for what the host itself has to say: no limit refuses it."""
+        await self.flow.tell(data)
         self.record.bytes_down += len(data)
 
     def begin_fill(self) -> asyncio.Task[bytes]:
@@ -125,6 +131,12 @@ class Session:
         """The destination of this flow where nothing in it says which name is meant: the newest permitted one. Denied if none
         is."""
         return await permitted(self.runtime, self.agent, scheme, self.hosts, self.flow.port)
+
+    def aim(self, destination: Destination) -> None:
+        """The flow is for `destination`: it is metered as such from its first byte on. Denied if that is too much, HookError."""
+        if destination != self._aim:
+            self._aim = destination
+            self.flow.aim(self.runtime.meters(self.agent, destination))
 
     def count(self, name: str) -> None:
         self.runtime.counters[name] += 1

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from ..agents import Agent
 from ..destination import parse_address
-from ..errors import AgentfwError, UpstreamError
-from ..flows import Flow
+from ..errors import AgentfwError, Denied, UpstreamError
+from ..metering import Meter, MeteredFlow, Traffic
 from ..upstream import Upstream
 from . import dns
 from .record import FlowRecord
@@ -38,7 +38,7 @@ log = logging.getLogger("agentfw.relay")
 class UdpRelay:
     """One UDP socket of a guest: an upstream for each peer that it sends to, as far as policy lets it."""
 
-    def __init__(self, runtime: Runtime, agent: Agent, flow: Flow, record: FlowRecord) -> None:
+    def __init__(self, runtime: Runtime, agent: Agent, flow: MeteredFlow, record: FlowRecord) -> None:
         self._runtime = runtime
         self._agent = agent
         self._flow = flow
@@ -46,6 +46,7 @@ class UdpRelay:
         record.kind = "dns"  # until it meets somebody else
         self._questions: set[asyncio.Task[None]] = set()
         self._peers: OrderedDict[tuple[str, int], _Peer] = OrderedDict()
+        self._told = False
 
     async def run(self) -> None:
         """Until the guest closes the socket."""
@@ -55,7 +56,7 @@ class UdpRelay:
                 self._record.bytes_up += len(data)
                 if address == dns.RESOLVER:
                     self._ask(data, address, port)
-                else:
+                elif self._passed(self._flow.traffic):
                     self._send(data, address, port)
         except BrokenPipeError:
             pass
@@ -78,8 +79,26 @@ class UdpRelay:
         reply = await dns.answer(self._runtime, self._agent, query, udp=True)
         if reply:
             with contextlib.suppress(BrokenPipeError):
-                await self._flow.send_datagram(reply, address, port)
+                await self._flow.tell_datagram(reply, address, port)
                 self._record.bytes_down += len(reply)
+
+    def _passed(self, meter: Traffic | Meter) -> bool:
+        """Whether what was just counted may go on. Told once a socket if it may not."""
+        try:
+            meter.passed()
+        except Denied as error:
+            self._denied(error)
+            return False
+        return True
+
+    def _denied(self, error: Denied) -> None:
+        self._count("udp_dropped")
+        if not self._told:
+            self._told = True
+            self._record.failed(error)
+            self._runtime.counters["flows_denied"] += 1
+            self._runtime.note(self._agent, self._record.destination, error, protocol="udp")
+            log.info("%s: udp: %s [%s]", self._agent.name, error, error.plugin, extra={"denied": True})
 
     def _send(self, data: bytes, address: str, port: int) -> None:
         """One datagram of the guest's. Dropped when it may not or cannot go, or its peer is slow, as a network does."""
@@ -110,20 +129,38 @@ class UdpRelay:
             del held[agent]
 
     async def _serve(self, queue: asyncio.Queue[bytes], address: str, port: int) -> None:
+        traffic = self._flow.traffic
         try:
-            upstream = await self._connect(address, port)
+            traffic.connect()
         except AgentfwError as error:
-            self._count("udp_refused")
-            self._record.failed(error)
-            self._runtime.note(self._agent, None, error, protocol="udp", address=address, port=str(port))
-            log.info("%s: udp to %s port %s: %s", self._agent.name, address, port, error)
-            await asyncio.sleep(1)  # what the guest sends meanwhile is dropped without asking again
+            await self._refuse(address, port, error)
             return
-        back = asyncio.get_running_loop().create_task(self._back(upstream, address, port))
         try:
+            await self._exchange(queue, address, port)
+        except AgentfwError as error:
+            await self._refuse(address, port, error)
+        finally:
+            traffic.disconnect()
+
+    async def _refuse(self, address: str, port: int, error: AgentfwError) -> None:
+        self._count("udp_refused")
+        self._record.failed(error)
+        self._runtime.note(self._agent, None, error, protocol="udp", address=address, port=str(port))
+        log.info("%s: udp to %s port %s: %s", self._agent.name, address, port, error, extra={"denied": isinstance(error, Denied)})
+        await asyncio.sleep(1)  # what the guest sends meanwhile is dropped without asking again
+
+    async def _exchange(self, queue: asyncio.Queue[bytes], address: str, port: int) -> None:
+        """The datagrams of one peer, both ways. AgentfwError if it cannot be had."""
+        upstream = await self._connect(address, port)
+        back: asyncio.Task[None] | None = None
+        try:
+            meters = self._runtime.meters(self._agent, upstream.destination)
+            back = asyncio.get_running_loop().create_task(self._back(upstream, meters, address, port))
             while True:
                 async with asyncio.timeout(PEER_IDLE):
                     data = await queue.get()
+                if not self._metered(meters, len(data), 0):
+                    continue
                 try:
                     await upstream.send(data)
                 except (OSError, UpstreamError):
@@ -131,9 +168,16 @@ class UdpRelay:
         except TimeoutError:
             pass
         finally:
-            back.cancel()
-            await asyncio.gather(back, return_exceptions=True)
+            if back is not None:
+                back.cancel()
+                await asyncio.gather(back, return_exceptions=True)
             upstream.release()
+
+    def _metered(self, meters: list[Meter], up: int, down: int) -> bool:
+        for meter in meters:
+            meter.up += up
+            meter.down += down
+        return all([self._passed(meter) for meter in meters])
 
     async def _connect(self, address: str, port: int) -> Upstream:
         runtime, agent = self._runtime, self._agent
@@ -141,15 +185,20 @@ class UdpRelay:
         self._record.met(destination)
         return await runtime.connect(agent, destination, None)
 
-    async def _back(self, upstream: Upstream, address: str, port: int) -> None:
+    async def _back(self, upstream: Upstream, meters: list[Meter], address: str, port: int) -> None:
         while True:
             try:
                 data = await upstream.receive()
             except (OSError, UpstreamError):  # an ICMP error shows once; the socket lives on
                 await asyncio.sleep(0.05)
                 continue
+            if not self._metered(meters, 0, len(data)):
+                continue
             try:
                 await self._flow.send_datagram(data, address, port)
+            except Denied as error:
+                self._denied(error)
+                continue
             except BrokenPipeError:
                 return
             self._record.bytes_down += len(data)
