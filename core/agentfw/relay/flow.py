@@ -201,7 +201,13 @@ async def _classify(session: Session, http_only: bool, inside_tls: bool) -> Spea
         speaks = classify(session.buffer, session.ended, http_only, inside_tls)
         if speaks is not None:
             return speaks
-        await session.fill()
+        try:
+            await session.fill()
+        except Denied as error:
+            if not http_only:
+                raise
+            session.refused = error
+            return "http"  # which can tell
 
 
 def classify(buffer: bytes | bytearray, ended: bool, http_only: bool, inside_tls: bool) -> Speaks | None:

@@ -76,13 +76,17 @@ class Session:
         self.ended = False
         """The guest sends no more than what is in `buffer`."""
         self.closed = False
+        self.refused: Denied | None = None
+        """What the guest sent last was more than a meter lets pass, and it has not been told."""
         self._aim: Destination | None = None
         self._interrupted: UntilClosed | None = None
         self._watch: asyncio.Task[None] | None = None
         self._filling: asyncio.Task[bytes] | None = None
 
     async def fill(self) -> bool:
-        """Read more into `buffer`. False: the guest sends no more."""
+        """Read more into `buffer`. False: the guest sends no more. Denied: more than a meter lets pass."""
+        if self.refused is not None:
+            raise self.refused
         if self._filling is not None:
             await asyncio.wait([self._filling])
             self.take_fill()
