@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network
 from typing import Literal
 
 
@@ -19,6 +20,14 @@ class Agent:
     def __post_init__(self) -> None:
         if not self.id or len(self.name.encode()) > 128:
             raise ValueError("an agent needs an id, and a name of at most 128 bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Operator(Agent):
+    """Stands where an agent would, for an errand of the operator's own, as a plugin's that fetches a token: `allow` hooks are not
+    asked about it. Only public addresses are dialled for it, whatever agents may do, and those in `networks`."""
+
+    networks: tuple[IPv4Network | IPv6Network, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,14 +18,14 @@ import os
 import secrets
 import struct
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from agentfw_vmm import Cell, CellError, GuestFlow, VmExit, VmStatistics
 
 from .agents import Agent, ExitReport
-from .errors import AgentfwError
+from .errors import AgentfwError, HookError
 from .guestfs import HOME
 from .runtime import Runtime
 from .snapshots import Progress, SnapshotStore, Template, TemplateError, cell_config
@@ -457,13 +457,19 @@ class Fleet:
         ack = secrets.token_hex(16)
         try:
             async with asyncio.timeout(ACK_SECONDS):
-                await stream.send(job.frame(ack))
+                variables = {**self.runtime.plugins.environment(run.agent), **job.env}
+                await stream.send(replace(job, env=variables).frame(ack))
                 answer = await _frame(stream)
             if answer.get("ready") != ack:
                 raise ValueError("wrong acknowledgement")
         except BrokenPipeError:
             return  # it is gone, and its end will tell
         except EOFError:
+            return
+        except HookError as error:
+            log.error("%s: %s", run.agent.name, error, exc_info=error.__cause__)
+            run.failure = str(error)
+            run.kill()
             return
         except (TimeoutError, ValueError) as error:
             run.failure = f"the VM did not acknowledge its job: {str(error) or f'silent for {ACK_SECONDS:.0f} s'}"

@@ -108,8 +108,21 @@ def request(agent: Agent, destination: Destination, head: RequestHead, tls: TlsI
 
 @hookspec
 def response(agent: Agent, destination: Destination, request: RequestHead, head: ResponseHead) -> Awaitable[None] | None:
-    """The (final) response head that came for it, before the agent sees it; may change status and headers, and append to
-    `head.transforms` to see or change the body as it streams. All implementations are called."""
+    """The response head that came for it (the final one, or that of a switch of protocols, 101), before the agent sees it; may
+    change status and headers, and append to `head.transforms` to see or change the body, or what the server sends after the
+    switch, as it streams. All implementations are called."""
+
+
+@hookspec
+def environment(agent: Agent) -> dict[str, str] | None:
+    """Variables that this agent has, unless the operator sets them otherwise; of plugins that name the same one, the first wins.
+    Called once, before it starts. Never a secret: the agent reads them. Never awaitable."""
+
+
+@hookspec
+def tenant(agent: Agent, destination: Destination) -> str | None:
+    """Whom an agent's connections to `destination` speak for, if not for all agents alike: two agents for whom any
+    implementation says something different never share a connection. Called for each lease. Never awaitable."""
 
 
 @hookspec

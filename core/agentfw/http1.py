@@ -139,6 +139,8 @@ class RequestHead:
     transforms: list[BodyTransform] = field(default_factory=list)
     exchange: int = 0
     """Number of the exchange, unique in the process: `ExchangeReport.exchange`."""
+    upgrade: str | None = None
+    """The protocol that the agent wants to switch to ("websocket"). A hook may set None: then it is not asked for."""
 
     def __repr__(self) -> str:
         return f"<RequestHead {self.method} {ascii(self.target.partition('?')[0])[:200]}>"
@@ -153,7 +155,8 @@ class RequestHead:
 @dataclass(slots=True, repr=False)
 class ResponseHead:
     """`transforms` are applied to the decoded (unchunked) body in order; when there are any, the relay frames the body itself,
-    but keeps its Content-Length if all of them have a true attribute `same_length`: as many bytes out as in, in the end."""
+    but keeps its Content-Length if all of them have a true attribute `same_length`: as many bytes out as in, in the end. After a
+    switch of protocols (status 101) they get what the server sends from then on."""
 
     status: int
     reason: str

@@ -14,9 +14,10 @@ import logging
 import socket
 from collections import Counter
 from collections.abc import Iterable
+from ipaddress import ip_address
 
 from . import addresses, dns_wire
-from .agents import Agent, ExitReport
+from .agents import Agent, ExitReport, Operator
 from .config import Config
 from .destination import Destination
 from .errors import AgentfwError, ConnectError, Denied, HookError, ResolveError, UpstreamError
@@ -136,7 +137,7 @@ class Runtime:
 
     async def connect(self, agent: Agent, destination: Destination, tls: TlsRequest | None) -> Upstream:
         """Lease a connection: `allow`, then the `connect` hooks. Denied, HookError or UpstreamError if there is none."""
-        await self.plugins.allow(agent, destination)
+        await self._allow(agent, destination)
         upstream = await self.plugins.connect(agent, destination, tls)
         if upstream is None:
             raise ConnectError(destination, errno.EPROTONOSUPPORT, f"no plugin connects {'with' if tls else 'without'} TLS")
@@ -144,6 +145,10 @@ class Runtime:
             upstream.release()  # what is sent next must not go elsewhere, nor in the clear
             raise ConnectError(destination, errno.EPROTO, "the connect hook gave another connection than asked for")
         return upstream
+
+    async def _allow(self, agent: Agent, destination: Destination) -> None:
+        if not isinstance(agent, Operator):
+            await self.plugins.allow(agent, destination)
 
     async def resolve_addresses(self, agent: Agent, destination: Destination) -> list[str]:
         """Numeric addresses of destination.host, canonical, each of them permitted to be dialled; never empty.
@@ -153,7 +158,7 @@ class Runtime:
         if destination.is_address:
             candidates = [destination.host]
         else:
-            await self.plugins.allow(agent, destination)
+            await self._allow(agent, destination)
             questions = [self._ask(agent, destination.host, qtype) for qtype in (dns_wire.A, dns_wire.AAAA)]
             answers = await asyncio.gather(*questions, return_exceptions=True)
             for answer in answers:
@@ -181,7 +186,10 @@ class Runtime:
 
     def check_address(self, agent: Agent, destination: Destination, address: str) -> None:
         """Raise Denied unless this (canonical) address may be dialled for `destination`."""
-        verdict = self.plugins.dial(agent, destination, address)
+        if isinstance(agent, Operator):
+            verdict = True if any(ip_address(address) in network for network in agent.networks) else None
+        else:
+            verdict = self.plugins.dial(agent, destination, address)
         if verdict is False:
             raise Denied("dial", f"{address} is not permitted for {destination.host}", "policy")
         if verdict is None and (not addresses.is_public(address) or addresses.is_own(address)):

@@ -193,6 +193,26 @@ class PluginManager:
     def audit(self, event: AuditEvent) -> None:
         self._tell("audit", event)
 
+    def environment(self, agent: Agent) -> dict[str, str]:
+        """HookError if a plugin fails or returns something else: an agent that lacks it must not start."""
+        merged: dict[str, str] = {}
+        for call in self._calls["environment"]:
+            if (result := call.now((agent,))) is not None:
+                if not _is_variables(result):
+                    raise call.nonsense(result)
+                merged = {**cast("dict[str, str]", result), **merged}
+        return merged
+
+    def tenant(self, agent: Agent, destination: Destination) -> tuple[str, ...]:
+        """What those say that have something to say. HookError if one fails or returns something else."""
+        said = []
+        for call in self._calls["tenant"]:
+            if (result := call.now((agent, destination))) is not None:
+                if not isinstance(result, str):
+                    raise call.nonsense(result)
+                said.append(f"{call.plugin}={result}")
+        return tuple(said)
+
     def tables(self) -> list[Table]:
         """Of all plugins, in their order; what is no table is logged and left out."""
         return [
@@ -296,6 +316,10 @@ def _is_numbers(result: object) -> bool:
     return isinstance(result, dict) and all(
         isinstance(name, str) and isinstance(value, (int, float)) for name, value in result.items()
     )
+
+
+def _is_variables(result: object) -> bool:
+    return isinstance(result, dict) and all(isinstance(each, str) for pair in result.items() for each in pair)
 
 
 def _is_tables(result: object) -> bool:

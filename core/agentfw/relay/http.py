@@ -48,6 +48,8 @@ _REASONS = {400: "Bad Request", 403: "Forbidden", 417: "Expectation Failed", 431
             405: "Method Not Allowed", 429: "Too Many Requests", 501: "Not Implemented", 502: "Bad Gateway",
             503: "Service Unavailable", 505: "HTTP Version Not Supported"}  # fmt: skip
 
+_INTERIM = {100: "Continue", 102: "Processing", 103: "Early Hints"}
+
 log = logging.getLogger("agentfw.relay")
 _numbers = itertools.count(1)
 
@@ -274,6 +276,7 @@ class Exchange:
             try:
                 head = self.head
                 request = RequestHead(head.method, head.target, head.headers.copy(), head.version, exchange=self.number)
+                request.upgrade = self._upgrade
                 try:
                     await self.session.runtime.plugins.request(self.session.agent, self.destination, request, upstream.tls)
                 except BaseException:
@@ -317,7 +320,7 @@ class Exchange:
         self.status = 101
         await self.session.send(response.encode())
         self._switched = (self.session.record.bytes_up - len(self.session.buffer), self.session.record.bytes_down)
-        await relay_raw(self.session, upstream, rest or None)
+        await relay_raw(self.session, upstream, rest or None, response.transforms)
         return False
 
     def _encode_request(self, request: RequestHead) -> bytes:
@@ -334,7 +337,7 @@ class Exchange:
             headers.set("Content-Length", str(self.framing.length))
         else:
             headers.remove("content-length")
-        if self._upgrade is not None:
+        if self._upgrade is not None and request.upgrade is not None:
             headers.set("Connection", "Upgrade")
             headers.set("Upgrade", self._upgrade)
         try:
@@ -438,13 +441,13 @@ class Exchange:
             head.headers.strip_hop_by_hop()
             head.headers.remove("content-length")
             if head.status == 101:
-                if self._upgrade is None or protocol != [self._upgrade] or "upgrade" not in connection:
+                if self._upgrade is None or request.upgrade is None or protocol != [self._upgrade] or "upgrade" not in connection:
                     raise ProtocolError("a switch of protocols that was not asked for", 502)
                 await self._hook_response(request, head)
                 head.headers.set("Connection", "Upgrade")
                 head.headers.set("Upgrade", self._upgrade)
                 return head, buffer
-            head.headers = Headers()  # no response() hook has seen them
+            head.headers, head.reason = Headers(), _INTERIM.get(head.status, "")  # no response() hook has seen them
             if self.head.version == "1.1" and (head.status != 100 or self._expects):
                 await self.session.send(head.encode())
 
@@ -457,7 +460,7 @@ class Exchange:
 
     async def _relay_response(self, upstream: Upstream, request: RequestHead, head: ResponseHead, data: bytes) -> bool:
         framing = response_framing(head, request.method)
-        reusable = head.version == "1.1" and "close" not in head.headers.tokens("connection")
+        reusable = head.version == "1.1" and "close" not in head.headers.tokens("connection") and not _binds(request)
         delimited = framing.chunked or framing.length is not None
         lengths = head.headers.get_all("content-length")
         head.headers.strip_hop_by_hop()
@@ -515,6 +518,12 @@ def _why(failure: BaseException) -> str:
     if isinstance(failure, asyncio.CancelledError):
         return "cancelled"
     return describe(failure) if isinstance(failure, (AgentfwError, OSError)) else type(failure).__name__
+
+
+def _binds(request: RequestHead) -> bool:
+    """It may have authenticated the connection itself (RFC 4559, MS-NTHT): whatever comes next on it would be in its name."""
+    values = request.headers.get_all("authorization")
+    return any(value.partition(" ")[0].lower() in ("ntlm", "negotiate") for value in values)
 
 
 class BodyWriter:

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
-from ..errors import UpstreamError
+from ..errors import ProtocolError, UpstreamError
+from ..http1 import BodyTransform
 from ..upstream import Upstream
 from .session import Session
 
 log = logging.getLogger("agentfw.relay")
 
 
-async def relay_raw(session: Session, upstream: Upstream, first: asyncio.Future[bytes] | bytes | None = None) -> None:
+async def relay_raw(
+    session: Session,
+    upstream: Upstream,
+    first: asyncio.Future[bytes] | bytes | None = None,
+    transforms: Sequence[BodyTransform] = (),
+) -> None:
     """Until both directions have ended, the guest is gone, or the upstream breaks (the guest is then reset). Takes the lease
     over.
 
-    `first`: what the upstream has sent already, or a read of it that was begun.
+    `first`: what the upstream has sent already, or a read of it that was begun. `transforms`: see or change what it sends; an
+    error of theirs resets the guest.
     """
     loop = asyncio.get_running_loop()
     up = loop.create_task(_up(session, upstream))
-    down = loop.create_task(_down(session, upstream, first))
+    down = loop.create_task(_down(session, upstream, first, transforms))
     gone = loop.create_task(session.flow.wait_closed())
     pending: set[asyncio.Task[None]] = {up, down, gone}
     try:
@@ -32,7 +40,7 @@ async def relay_raw(session: Session, upstream: Upstream, first: asyncio.Future[
                 down.cancel()
                 pending.discard(down)
         session.flow.close()
-    except (OSError, UpstreamError) as error:
+    except (OSError, UpstreamError, ProtocolError) as error:
         log.debug("%s: %s: %s", session.agent.name, upstream.destination, error)
         session.count("raw_broken")
         session.record.failed(error)
@@ -53,12 +61,23 @@ async def _up(session: Session, upstream: Upstream) -> None:
         session.count("raw_send_failed")
 
 
-async def _down(session: Session, upstream: Upstream, first: asyncio.Future[bytes] | bytes | None) -> None:
+async def _down(
+    session: Session,
+    upstream: Upstream,
+    first: asyncio.Future[bytes] | bytes | None,
+    transforms: Sequence[BodyTransform],
+) -> None:
     data = (first or await upstream.receive()) if first is None or isinstance(first, bytes) else await first
-    while data:
+    last = False
+    while not last:
+        last = not data
+        for transform in transforms:
+            data = transform(data, last)
         try:
-            await session.send(data)
+            if data:
+                await session.send(data)
         except BrokenPipeError:
             return
-        data = await upstream.receive()
+        if not last:
+            data = await upstream.receive()
     session.flow.send_eof()

@@ -177,6 +177,8 @@ class Plugin:
         if self.is_shared(destination):
             labels = agent.labels
             tenant = f"tenant={labels.get('tenant', '')} policy={labels.get('policy', '')}"
+            if self._runtime:
+                tenant = " ".join((tenant, *self._runtime.plugins.tenant(agent, destination)))
         else:
             tenant = agent.id
             if self.config.agent_ca:
