@@ -78,7 +78,7 @@ def events(body: bytes) -> list[tuple[str | None, Any]]:
     assert body.endswith(b"\n\n")
     found = []
     for block in body.decode().split("\n\n")[:-1]:
-        match = re.fullmatch(r"(?:event: (\w+)\n)?data: (.*)", block)
+        match = re.fullmatch(r"(?:event: ([\w.]+)\n)?data: (.*)", block)
         assert match, block
         found.append((match[1], match[2] if match[2] == "[DONE]" else json.loads(match[2])))
     return found
@@ -289,3 +289,96 @@ def test_command(tmp_path: Any) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+RESPONSE = {"model": "gpt-4.1", "input": "hello there"}
+
+
+def test_responses_plain_and_streamed_agree(mock_llm: MockLLMThread) -> None:  # noqa: F811
+    with connection(mock_llm) as client:
+        plain = json.loads(ask(client, "POST", "/v1/responses", RESPONSE)[1])
+        assert plain["object"] == "response" and plain["output"][0]["content"][0]["text"] == "echo: hello there"
+        found = events(ask(client, "POST", "/v1/responses", RESPONSE | {"stream": True})[1])
+        kinds = [event for event, _ in found]
+        assert kinds[0] == "response.created" and kinds[-1] == "response.completed"
+        assert [data["sequence_number"] for _, data in found] == list(range(len(found)))
+        assert "".join(data["delta"] for event, data in found if event == "response.output_text.delta") == "echo: hello there"
+        assert found[-1][1]["response"]["usage"] == plain["usage"]
+        assert plain["usage"]["output_tokens"] == len(tokenize("echo: hello there"))
+        cut = json.loads(ask(client, "POST", "/v1/responses", RESPONSE | {"max_output_tokens": 1})[1])
+        assert cut["status"] == "incomplete" and cut["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert mock_llm.stats()["model_calls"] == 3
+    assert mock_llm.stats()["models"] == {"gpt-4.1": mock_llm.stats()["usage"]}
+
+
+def test_embeddings_and_completions(mock_llm: MockLLMThread) -> None:  # noqa: F811
+    with connection(mock_llm) as client:
+        body = {"model": "text-embedding-3-small", "input": ["a b", "a b", "c"], "dimensions": 8}
+        document = json.loads(ask(client, "POST", "/v1/embeddings", body)[1])
+        vectors = [each["embedding"] for each in document["data"]]
+        assert vectors[0] == vectors[1] != vectors[2] and len(vectors[0]) == 8
+        assert document["usage"] == {"prompt_tokens": 5, "total_tokens": 5}
+        assert ask(client, "POST", "/v1/embeddings", body | {"input": [5, {}]})[0].status == 400
+        body = {"model": "old", "prompt": "hi", "stream": True, "stream_options": {"include_usage": True}}
+        streamed = events(ask(client, "POST", "/v1/completions", body)[1])
+        assert streamed[-1] == (None, "[DONE]") and streamed[-2][1]["usage"]["completion_tokens"] == len(tokenize("echo: hi"))
+        plain = json.loads(ask(client, "POST", "/v1/completions", body | {"stream": False})[1])
+        assert plain["choices"][0]["text"] == "echo: hi" and plain["usage"] == streamed[-2][1]["usage"]
+
+
+def test_prompts_are_cached_as_the_providers_do() -> None:
+    with MockLLMThread(MockOptions(cache_minimum=9)) as server, connection(server) as client:
+        first = [{"role": "user", "content": "one two three four five six seven eight nine"}]
+        longer = [*first, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "and?"}]
+
+        def cached(messages: object, model: str = "m") -> int:
+            document = json.loads(ask(client, "POST", "/v1/chat/completions", {"model": model, "messages": messages})[1])
+            return int(document["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+        assert [cached(first), cached(longer), cached(longer), cached(first, "n")] == [0, 12, 20, 0]
+        part = {"type": "text", "text": first[0]["content"], "cache_control": {"type": "ephemeral"}}
+        message = MESSAGE | {"system": [part], "messages": [{"role": "user", "content": "x"}]}
+        usages = [json.loads(ask(client, "POST", "/v1/messages", message, CLAUDE)[1])["usage"] for _ in range(2)]
+        assert [(u["input_tokens"], u["cache_creation_input_tokens"], u["cache_read_input_tokens"]) for u in usages] == [
+            (4, 9, 0),
+            (4, 0, 9),
+        ]
+        assert server.stats()["usage"]["cache_read_tokens"] == 32 + 9 and server.stats()["usage"]["cache_write_tokens"] == 9
+
+
+def test_streams_are_cut_and_calls_fail_by_chance() -> None:
+    with MockLLMThread(MockOptions(cut_every=2, seed=1)) as server:
+        for cut in (False, True):
+            with connection(server) as client:
+                client.request("POST", "/v1/chat/completions", json.dumps(CHAT | {"stream": True}), BEARER)
+                response = client.getresponse()
+                if cut:
+                    with pytest.raises(http.client.IncompleteRead):
+                        response.read()
+                else:
+                    assert response.read().endswith(b"data: [DONE]\n\n")
+        assert server.stats()["cut"] == 1
+    with MockLLMThread(MockOptions(error_rate=0.5, seed=3)) as server, connection(server) as client:
+        answers = [ask(client, "POST", "/v1/chat/completions", CHAT)[0] for _ in range(40)]
+        failed = [answer for answer in answers if answer.status == 429]
+        assert 5 < len(failed) < 35 and all(answer.headers["retry-after"] for answer in failed)
+        assert server.stats()["model_calls"] == 40 - len(failed)
+
+
+def test_it_runs_in_uvloop() -> None:
+    import uvloop
+
+    async def body() -> bytes:
+        async with MockLLM(MockOptions(latency=0.001)) as server:
+            context = ssl.create_default_context(cadata=server.ca_pem)
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=context, server_hostname="localhost")
+            text = json.dumps(CHAT | {"stream": True})
+            writer.write(
+                f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer k\r\nConnection: close\r\n"
+                f"Content-Length: {len(text)}\r\n\r\n{text}".encode()
+            )
+            got = await reader.read()
+            writer.close()
+            return got
+
+    assert uvloop.run(body()).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")

@@ -10,6 +10,7 @@ import msgspec
 from .model import Answer, BadRequest, answer
 from .options import MockOptions
 from .reply import Call, Reply, json_reply
+from .usage import Usage
 
 MODELS = ("claude-sonnet-4-5", "claude-opus-4-1", "claude-3-5-haiku-latest")
 PATHS = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
@@ -90,11 +91,12 @@ def _messages(options: MockOptions, call: Call) -> Reply:
     said = answer(options, request.get("messages"), request.get("system"), limit)
     if counts_only:
         return json_reply(200, {"input_tokens": said.input_tokens})
+    used = _usage(call, model, request, said)
     usage: dict[str, object] = {
-        "input_tokens": said.input_tokens,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 0,
-        "output_tokens": len(said.tokens),
+        "input_tokens": used.input_tokens - used.cache_read_tokens - used.cache_write_tokens,
+        "cache_creation_input_tokens": used.cache_write_tokens,
+        "cache_read_input_tokens": used.cache_read_tokens,
+        "output_tokens": used.output_tokens,
         "service_tier": "standard",
     }
     message: dict[str, object] = {
@@ -107,11 +109,37 @@ def _messages(options: MockOptions, call: Call) -> Reply:
         "stop_sequence": None,
         "usage": usage,
     }
-    if request.get("stream"):
-        return _stream(message, said, usage)
-    reply = json_reply(200, message)
+    reply = _stream(message, said, usage) if request.get("stream") else json_reply(200, message)
     reply.tokens = len(said.tokens)
+    reply.model, reply.usage = model, used
     return reply
+
+
+def _usage(call: Call, model: str, request: dict[str, object], said: Answer) -> Usage:
+    """With what stands up to the last `cache_control` read from the cache, or written to it."""
+    messages = request["messages"]
+    assert isinstance(messages, list)  # answer() saw to it
+    system = request.get("system")
+    system_tokens = said.input_tokens - sum(said.costs)
+    prefix: object = None
+    tokens = 0
+    if _marked(system):
+        prefix, tokens = [model, system], system_tokens
+    for index, message in enumerate(messages):
+        if _marked(message.get("content")):
+            prefix, tokens = [model, system, messages[: index + 1]], system_tokens + sum(said.costs[: index + 1])
+    known = None if prefix is None else call.cache.known(prefix, tokens)
+    return Usage(
+        said.input_tokens,
+        len(said.tokens),
+        cache_read_tokens=tokens if known is True else 0,
+        cache_write_tokens=tokens if known is False else 0,
+    )
+
+
+def _marked(content: object) -> bool:
+    """A part of it asks to be cached."""
+    return isinstance(content, list) and any(isinstance(part, dict) and part.get("cache_control") for part in content)
 
 
 def _stream(message: dict[str, object], said: Answer, usage: dict[str, object]) -> Reply:
@@ -138,7 +166,7 @@ def _stream(message: dict[str, object], said: Answer, usage: dict[str, object]) 
         (event("message_stop"), 0),
     ]
     headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-    return Reply(200, headers=headers, events=events, tokens=len(said.tokens))
+    return Reply(200, headers=headers, events=events)
 
 
 def _reason(said: Answer) -> str:

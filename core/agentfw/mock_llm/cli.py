@@ -26,6 +26,9 @@ from .server import MockLLM, stats_json, stats_text
 @click.option("--max-requests", default=0, type=click.IntRange(0), metavar="N", help="Close a connection after N requests.")
 @click.option("--fail-every", default=0, type=click.IntRange(0), metavar="N", help="Let each n-th model call fail.")
 @click.option("--fail-status", default=429, type=click.IntRange(400, 599), show_default=True, help="... with this status.")
+@click.option("--error-rate", default=0.0, type=click.FloatRange(0, 1), metavar="P", help="Let model calls fail with chance P.")
+@click.option("--cut-every", default=0, type=click.IntRange(0), metavar="N", help="Break each n-th streamed answer off.")
+@click.option("--cache-minimum", default=1024, type=click.IntRange(0), metavar="N", help="Cache prompts of N tokens or more.")
 @click.option("--json", "as_json", is_flag=True, help="Print the address and, at the end, the counters as JSON.")
 def mock_llm(
     host: str,
@@ -41,6 +44,9 @@ def mock_llm(
     max_requests: int,
     fail_every: int,
     fail_status: int,
+    error_rate: float,
+    cut_every: int,
+    cache_minimum: int,
     as_json: bool,
 ) -> None:
     """A local TLS server that answers like OpenAI and Anthropic.
@@ -62,6 +68,9 @@ def mock_llm(
             max_requests=max_requests,
             fail_every=fail_every,
             fail_status=fail_status,
+            error_rate=error_rate,
+            cut_every=cut_every,
+            cache_minimum=cache_minimum,
         )
     except ValueError as trouble:
         raise click.UsageError(str(trouble)) from None

@@ -22,6 +22,8 @@ class Answer:
     input_tokens: int
     cut: bool
     """The token limit ended it."""
+    costs: tuple[int, ...]
+    """Tokens of each message; `input_tokens` are these and those of `extra`."""
 
     @property
     def text(self) -> str:
@@ -40,19 +42,20 @@ def answer(options: MockOptions, messages: object, extra: object, limit: object)
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
         raise BadRequest("max_tokens: must be a positive integer")
     last = ""
-    prompt = len(tokenize(content_text(extra)))
+    costs = []
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise BadRequest("messages: each needs a role")
         text = content_text(message.get("content"))
-        prompt += len(tokenize(text)) + 3  # role and separators
+        costs.append(len(tokenize(text)) + 3)  # role and separators
         if message["role"] == "user":
             last = text
     pieces = tokenize(options.reply or f"echo: {last}")
     if options.reply_tokens:
         pieces = list(islice(cycle([*pieces[:-1], pieces[-1] + " "]), options.reply_tokens))
     cut = limit is not None and len(pieces) > limit
-    return Answer(tuple(pieces[:limit] if cut else pieces), prompt, cut)
+    prompt = len(tokenize(content_text(extra))) + sum(costs)
+    return Answer(tuple(pieces[:limit] if cut else pieces), prompt, cut, tuple(costs))
 
 
 def content_text(content: object) -> str:

@@ -1,4 +1,4 @@
-"""OpenAI's dialect: /v1/chat/completions and /v1/models."""
+"""OpenAI's dialect: /v1/chat/completions, /v1/completions and /v1/models; /v1/responses and /v1/embeddings are next door."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ import time
 import msgspec
 
 from .model import Answer, BadRequest, answer
+from .openai_embeddings import embed
+from .openai_responses import respond
 from .options import MockOptions
 from .reply import Call, Reply, json_reply
+from .usage import Usage
 
 MODELS = ("gpt-4o-mini", "gpt-4o", "gpt-4.1", "o4-mini")
-PATHS = frozenset({"/v1/chat/completions", "/v1/models"})
+CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"
+PATHS = frozenset({CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS, "/v1/models"})
 
 
 def error(status: int, message: str, kind: str, code: str | None = None, param: str | None = None) -> Reply:
@@ -49,7 +53,7 @@ def _handle(options: MockOptions, call: Call) -> Reply:
     if call.method != "POST":
         return _not_allowed(call)
     try:
-        return _chat(options, call)
+        return _call(options, call)
     except BadRequest as trouble:
         return error(400, str(trouble), "invalid_request_error")
 
@@ -73,7 +77,7 @@ def _not_allowed(call: Call) -> Reply:
     return error(405, f"Not allowed to {call.method} on {call.path}.", "invalid_request_error", "method_not_supported")
 
 
-def _chat(options: MockOptions, call: Call) -> Reply:
+def _call(options: MockOptions, call: Call) -> Reply:
     try:
         request = msgspec.json.decode(call.body)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -83,12 +87,25 @@ def _chat(options: MockOptions, call: Call) -> Reply:
     model = request.get("model")
     if not isinstance(model, str) or not model:
         raise BadRequest("you must provide a model parameter")
-    said = answer(options, request.get("messages"), None, request.get("max_completion_tokens", request.get("max_tokens")))
-    usage = {
-        "prompt_tokens": said.input_tokens,
-        "completion_tokens": len(said.tokens),
-        "total_tokens": said.input_tokens + len(said.tokens),
-        "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
+    if call.path == RESPONSES:
+        return respond(options, call, request, model)
+    if call.path == EMBEDDINGS:
+        return embed(request, model)
+    return _chat(options, call, request, model)
+
+
+def _chat(options: MockOptions, call: Call, request: dict[str, object], model: str) -> Reply:
+    """Also the older completions, of a prompt instead of messages."""
+    chat = call.path == CHAT
+    messages = request.get("messages") if chat else [{"role": "user", "content": request.get("prompt")}]
+    said = answer(options, messages, None, request.get("max_completion_tokens", request.get("max_tokens")))
+    assert isinstance(messages, list)  # answer() saw to it
+    used = Usage(said.input_tokens, len(said.tokens), cache_read_tokens=call.cache.longest(model, messages, said.costs))
+    usage: dict[str, object] = {
+        "prompt_tokens": used.input_tokens,
+        "completion_tokens": used.output_tokens,
+        "total_tokens": used.input_tokens + used.output_tokens,
+        "prompt_tokens_details": {"cached_tokens": used.cache_read_tokens, "audio_tokens": 0},
         "completion_tokens_details": {
             "reasoning_tokens": 0,
             "audio_tokens": 0,
@@ -100,13 +117,31 @@ def _chat(options: MockOptions, call: Call) -> Reply:
     if request.get("stream"):
         stream_options = request.get("stream_options")
         with_usage = isinstance(stream_options, dict) and bool(stream_options.get("include_usage"))
-        return _stream(head, said, usage if with_usage else None)
-    message: dict[str, object] = {"role": "assistant", "content": said.text, "refusal": None, "annotations": []}
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _reason(said)}
-    document = {**head, "object": "chat.completion", "choices": [choice], "usage": usage}
-    reply = json_reply(200, {**document, "service_tier": "default", "system_fingerprint": "fp_mock"})
+        reply = (_stream if chat else _stream_text)(head, said, usage if with_usage else None)
+    else:
+        message: dict[str, object] = {"role": "assistant", "content": said.text, "refusal": None, "annotations": []}
+        content = {"message": message} if chat else {"text": said.text}
+        choice = {"index": 0, **content, "logprobs": None, "finish_reason": _reason(said)}
+        document = {**head, "object": "chat.completion" if chat else "text_completion", "choices": [choice], "usage": usage}
+        reply = json_reply(200, {**document, "service_tier": "default", "system_fingerprint": "fp_mock"})
     reply.tokens = len(said.tokens)
+    reply.model, reply.usage = model, used
     return reply
+
+
+def _stream_text(head: dict[str, object], said: Answer, usage: dict[str, object] | None) -> Reply:
+    def chunk(choices: list[object], **more: object) -> bytes:
+        return b"data: " + msgspec.json.encode({**head, "object": "text_completion", "choices": choices, **more}) + b"\n\n"
+
+    def text(piece: str, reason: str | None = None) -> bytes:
+        return chunk([{"index": 0, "text": piece, "logprobs": None, "finish_reason": reason}])
+
+    events = [(text(token), 1) for token in said.tokens]
+    events.append((text("", _reason(said)), 0))
+    if usage is not None:
+        events.append((chunk([], usage=usage), 0))
+    events.append((b"data: [DONE]\n\n", 0))
+    return Reply(200, headers={"content-type": "text/event-stream; charset=utf-8"}, events=events)
 
 
 def _stream(head: dict[str, object], said: Answer, usage: dict[str, object] | None) -> Reply:
@@ -125,7 +160,7 @@ def _stream(head: dict[str, object], said: Answer, usage: dict[str, object] | No
     if usage is not None:
         events.append((chunk([], usage=usage), 0))
     events.append((b"data: [DONE]\n\n", 0))
-    return Reply(200, headers={"content-type": "text/event-stream; charset=utf-8"}, events=events, tokens=len(said.tokens))
+    return Reply(200, headers={"content-type": "text/event-stream; charset=utf-8"}, events=events)
 
 
 def _reason(said: Answer) -> str:

@@ -30,6 +30,14 @@ class MockOptions:
     fail_every: int = 0
     """Each n-th model call fails with `fail_status`; 0: none."""
     fail_status: int = 429
+    error_rate: float = 0.0
+    """Of model calls that fail with `fail_status`, chosen by chance, 0 to 1."""
+    cut_every: int = 0
+    """Each n-th streamed answer is broken off in its middle; 0: none."""
+    seed: int = 0
+    """Of that chance."""
+    cache_minimum: int = 1024
+    """Tokens that a prompt must have for the "provider" to cache it."""
     requests_per_minute: int = 10_000
     """What the rate-limit headers count down from (nothing is refused for it)."""
 
@@ -39,6 +47,9 @@ class MockOptions:
                 raise ValueError("a key must be printable ASCII and not empty")
         if not 400 <= self.fail_status <= 599:
             raise ValueError("fail_status must be from 400 to 599")
+        if not 0 <= self.error_rate <= 1:
+            raise ValueError("error_rate must be from 0 to 1")
         times = (self.latency, self.tokens_per_second, self.idle_timeout)
-        if min(*times, self.reply_tokens, self.fail_every, self.max_requests, self.requests_per_minute) < 0:
+        counts = (self.reply_tokens, self.fail_every, self.max_requests, self.requests_per_minute, self.cut_every)
+        if min(*times, *counts, self.cache_minimum) < 0:
             raise ValueError("times and counts must not be negative")

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from .usage import PromptCache, Usage
+
 
 @dataclass(slots=True)
 class Reply:
@@ -18,6 +20,11 @@ class Reply:
     events: Sequence[tuple[bytes, int]] | None = None
     tokens: int = 0
     """Generated: time that the answer takes, and counted."""
+    model: str = ""
+    usage: Usage | None = None
+    """What the call is billed for, told to the client or not."""
+    cut_after: int | None = None
+    """Break the connection off after so many events."""
 
 
 @dataclass(slots=True)
@@ -29,6 +36,8 @@ class Call:
     path: str
     headers: Mapping[bytes, bytes]
     body: bytes
+    cache: PromptCache
+    """The server's."""
 
 
 def json_reply(status: int, document: object, **headers: str) -> Reply:

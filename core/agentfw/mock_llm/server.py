@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import ssl
 from collections import Counter, deque
 from http import HTTPStatus
@@ -16,6 +17,7 @@ from .authority import CertificateAuthority
 from .options import MockOptions
 from .reply import Call, Reply, json_reply
 from .thread import ServerThread
+from .usage import PromptCache, Usage
 
 NAMES = ("api.openai.com", "api.anthropic.com", "localhost", "127.0.0.1")
 CONTROL = "/_mock/stats"
@@ -46,6 +48,11 @@ class MockLLM:
         self._paths: Counter[str] = Counter()
         self._names: Counter[str] = Counter()
         self._statuses: Counter[int] = Counter()
+        self._usage: dict[str, Usage] = {}
+        """By model."""
+        self._cache = PromptCache(options.cache_minimum)
+        self._chance = random.Random(options.seed)
+        self._streams = 0
         self._peak = 0
         self._calls = 0
         self._empty: asyncio.Event | None = None
@@ -66,7 +73,8 @@ class MockLLM:
         """Counters since the start. A connection that began with a control request counts as a control connection only.
 
         `connections` accepted over TCP, `handshakes` completed (`resumed` of them abbreviated), `open` now and their `peak`;
-        `requests` to anything but the control path, `unauthorized` of them answered 401; the rest is by path, status and SNI.
+        `requests` to anything but the control path, `unauthorized` of them answered 401; `usage` (and, by model, `models`) is
+        what `model_calls` were billed for, whether the client was told or not; the rest is by path, status and SNI.
         """
         counts = self._counts
         return {
@@ -74,6 +82,10 @@ class MockLLM:
             "streams": counts["streams"],
             "aborted": counts["aborted"],
             "tokens": counts["tokens"],
+            "model_calls": counts["model_calls"],
+            "cut": counts["cut"],
+            "usage": sum(self._usage.values(), Usage()).as_dict(),
+            "models": {model: usage.as_dict() for model, usage in self._usage.items()},
             "open": sum(not connection.control for connection in self._connections if connection.handshaken),
             "peak": self._peak,
             "control_connections": counts["control_connections"],
@@ -154,6 +166,15 @@ class MockLLM:
         self._counts["unauthorized"] += reply.status == 401
         self._counts["streams"] += reply.events is not None
         self._counts["tokens"] += reply.tokens
+        if reply.usage is not None:
+            self._counts["model_calls"] += 1
+            model = reply.model if reply.model in self._usage or len(self._usage) < 1000 else "..."
+            self._usage[model] = self._usage.get(model, Usage()) + reply.usage
+        if reply.events is not None and self.options.cut_every:
+            self._streams += 1
+            if not self._streams % self.options.cut_every:
+                self._counts["cut"] += 1
+                reply.cut_after = len(reply.events) // 2
         return reply
 
     def _dispatch(self, call: Call) -> Reply:
@@ -173,7 +194,7 @@ class MockLLM:
         call.number = self._calls
         fail_every = self.options.fail_every
         reply: Reply
-        if fail_every and self._calls % fail_every == 0:
+        if (fail_every and self._calls % fail_every == 0) or self._chance.random() < self.options.error_rate:
             reply = dialect.failure(self.options, call, self.options.fail_status)
         else:
             reply = dialect.handle(self.options, call)
@@ -278,7 +299,8 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         path = self._url.partition(b"?")[0].decode("latin-1")
-        call = Call(0, self._parser.get_method().decode("latin-1"), path, self._headers, b"".join(self._body))
+        method = self._parser.get_method().decode("latin-1")
+        call = Call(0, method, path, self._headers, b"".join(self._body), self._server._cache)
         keep = bool(self._parser.should_keep_alive())
         self._reset()
         self._waiting.append((call, keep))
@@ -311,7 +333,7 @@ class _Connection(asyncio.Protocol):
                 self._task = self._loop.create_task(self._slowly(reply, keep))
                 return
             self._write(_head(reply, keep) + _whole(reply))
-            if not keep:
+            if not keep or reply.cut_after is not None:
                 self._finish()
                 return
         if not self._broken:
@@ -330,13 +352,16 @@ class _Connection(asyncio.Protocol):
             else:
                 self._write(_head(reply, keep))
                 spent = 0
-                for event, cost in reply.events:
+                for event, cost in reply.events[: reply.cut_after]:
                     if cost and per_token:
                         spent += cost
                         await asyncio.sleep(max(0.0, start + spent * per_token - self._loop.time()))
                     await self._writable.wait()
                     self._write(_chunk(event))
-                self._write(b"0\r\n\r\n")
+                if reply.cut_after is None:
+                    self._write(b"0\r\n\r\n")
+                else:
+                    keep = False
         finally:
             self._task = None
         if keep:
@@ -387,7 +412,8 @@ def _chunk(data: bytes) -> bytes:
 def _whole(reply: Reply) -> bytes:
     if reply.events is None:
         return reply.body
-    return b"".join([_chunk(event) for event, _ in reply.events]) + b"0\r\n\r\n"
+    end = b"0\r\n\r\n" if reply.cut_after is None else b""
+    return b"".join([_chunk(event) for event, _ in reply.events[: reply.cut_after]]) + end
 
 
 class MockLLMThread(ServerThread[MockLLM]):
