@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable
 from ipaddress import ip_address
 
-from . import addresses, dns_wire
+from . import addresses, dns_reply, dns_wire
 from .agents import Agent, ExitReport, Operator
 from .config import Config
 from .destination import Destination
@@ -238,7 +238,7 @@ class Runtime:
         if reply is None:
             raise ResolveError(name, "no plugin resolves names")
         try:
-            addresses = dns_wire.parse_addresses(reply, query, dns_wire.parse_query(query))
+            addresses = dns_reply.parse_addresses(reply, query, dns_wire.parse_query(query))
         except dns_wire.WireError as error:
             raise ResolveError(name, str(error)) from None
         if addresses.rcode:

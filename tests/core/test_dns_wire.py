@@ -10,6 +10,7 @@ import dns.message
 import dns.rdatatype
 import dns.rrset
 import pytest
+from agentfw import dns_reply
 from agentfw import dns_wire as wire
 from agentfw.destination import parse_address
 from hypothesis import given
@@ -57,7 +58,7 @@ def test_addresses_are_those_of_the_name_and_its_aliases(
         records.append(dns.rrset.from_text(here + ".", ttl, "IN", kind, *addresses))
     records.append(dns.rrset.from_text("not-in-the-chain.somewhere.else.", ttl, "IN", "A", "192.0.2.66"))
     reply.answer.extend(data.draw(st.permutations(records)))
-    wanted = wire.parse_addresses(reply.to_wire(), query.to_wire(), wire.parse_query(query.to_wire()))
+    wanted = dns_reply.parse_addresses(reply.to_wire(), query.to_wire(), wire.parse_query(query.to_wire()))
     assert dict(wanted.found) == {parse_address(address): ttl for address in addresses} and wanted.rcode == 0
 
 
@@ -87,7 +88,7 @@ def test_garbage_is_a_wire_error_or_a_message(query: bytes, reply: bytes) -> Non
         assert question.end <= len(message)
     for message in (reply, good[:2] + b"\x81\x80" + good[4:] + reply, good[:2] + b"\x81\x80\0\1\0\3" + good[8:] + reply):
         try:
-            addresses = wire.parse_addresses(message, good, wire.parse_query(good))
+            addresses = dns_reply.parse_addresses(message, good, wire.parse_query(good))
         except wire.WireError:
             continue
         assert all(parse_address(address) for address, _ in addresses.found)
@@ -102,7 +103,7 @@ def test_pointers_in_questions_and_forward_pointers_are_refused(pointers: bytes)
     with pytest.raises(wire.WireError):
         at = len(good)
         forward = bytes([0xC0 | (at + 4) >> 8, (at + 4) & 255])
-        wire.parse_addresses(
+        dns_reply.parse_addresses(
             good[:2] + b"\x81\x80\0\1\0\1\0\0\0\0" + good[12:] + forward + bytes(10), good, wire.parse_query(good)
         )
 
@@ -117,5 +118,5 @@ def test_chains_of_pointers_cost_little() -> None:
         previous = here if here < 0x3FFF else previous
     start = time.process_time()
     with pytest.raises(wire.WireError):
-        wire.parse_addresses(bytes(blocks), good, wire.parse_query(good))
+        dns_reply.parse_addresses(bytes(blocks), good, wire.parse_query(good))
     assert time.process_time() - start < 5, "generous: it is some milliseconds"

@@ -6,17 +6,20 @@ answer are vetted and remembered before the agent sees them.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
 import logging
 from typing import TYPE_CHECKING
 
+from .. import dns_reply
 from .. import dns_wire as wire
 from ..agents import Agent
-from ..destination import Destination, parse_host
+from ..destination import Destination, is_address, parse_host
 from ..errors import AgentfwError, Denied, DestinationError, HookError, ResolveError
 from ..flows import Flow
 from .record import FlowRecord
+from .vet import vetted
 
 if TYPE_CHECKING:
     from ..runtime import Runtime
@@ -24,34 +27,65 @@ if TYPE_CHECKING:
 RESOLVER = "10.0.2.3"
 """The resolver's address in every guest (/etc/resolv.conf)."""
 PORT = 53
-HOST = {wire.A: "10.0.2.2", wire.AAAA: "fec0::2"}
-"""What an agent is told instead of a loopback address, which in the guest would be the guest itself. It is learnt for the name
-like any other; the name is what will be dialled."""
+MAX_QUESTIONS = 64
+"""Of one TCP connection that are being answered at once; the next are not read before."""
+REVERSE_TTL = 60
 
 log = logging.getLogger("agentfw.relay")
 
 
 async def relay_tcp(runtime: Runtime, agent: Agent, flow: Flow, record: FlowRecord) -> None:
-    """Questions one after the other, each with its two bytes of length (RFC 1035, 4.2.2)."""
+    """Questions with two bytes of length before each (RFC 1035, 4.2.2), answered as the answers come (RFC 7766, 6.2.1.1): a
+    slow one holds up no other."""
     buffer = bytearray()
-    while True:
-        while len(buffer) < 2 or len(buffer) < 2 + int.from_bytes(buffer[:2]):
-            data = await flow.receive()
-            if not data:
-                flow.send_eof()
-                flow.close()
-                return
-            buffer += data
-            record.bytes_up += len(data)
-        end = 2 + int.from_bytes(buffer[:2])
-        query = bytes(buffer[2:end])
-        del buffer[:end]
+    tasks: set[asyncio.Task[None]] = set()
+    sending = asyncio.Lock()
+    lost = False
+
+    async def serve(query: bytes) -> None:
+        nonlocal lost
         reply = await answer(runtime, agent, query, udp=False)
-        if not reply:
-            flow.reset()
+        if not reply:  # whoever sends what is no question has lost its place in the stream
+            lost = True
             return
-        await flow.send(len(reply).to_bytes(2) + reply)
-        record.bytes_down += 2 + len(reply)
+        with contextlib.suppress(BrokenPipeError):
+            async with sending:
+                await flow.send(len(reply).to_bytes(2) + reply)
+                record.bytes_down += 2 + len(reply)
+
+    try:
+        while not lost and (query := await _next(flow, buffer, record)) is not None:
+            if len(tasks) >= MAX_QUESTIONS:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            task = asyncio.get_running_loop().create_task(serve(query))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+            await asyncio.sleep(0)  # what is there is answered in order, and nothing read behind what is no question
+        if not lost and tasks:
+            await asyncio.wait(tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    if lost:
+        flow.reset()
+    else:
+        flow.send_eof()
+        flow.close()
+
+
+async def _next(flow: Flow, buffer: bytearray, record: FlowRecord) -> bytes | None:
+    """A message out of the stream; None: it has ended."""
+    while len(buffer) < 2 or len(buffer) < 2 + int.from_bytes(buffer[:2]):
+        data = await flow.receive()
+        if not data:
+            return None
+        buffer += data
+        record.bytes_up += len(data)
+    end = 2 + int.from_bytes(buffer[:2])
+    query = bytes(buffer[2:end])
+    del buffer[:end]
+    return query
 
 
 async def answer(runtime: Runtime, agent: Agent, query: bytes, *, udp: bool) -> bytes | None:
@@ -62,7 +96,7 @@ async def answer(runtime: Runtime, agent: Agent, query: bytes, *, udp: bool) -> 
     try:
         question = wire.parse_query(query)
     except wire.WireError as error:
-        return wire.make_error(query, None, error.rcode)
+        return wire.make_error(query, error.question, error.rcode)
     try:
         runtime.traffic(agent).check()
         reply = await _resolve(runtime, agent, query, question)
@@ -100,45 +134,51 @@ async def _resolve(runtime: Runtime, agent: Agent, query: bytes, question: wire.
     name = question_name(question)
     if question.qclass != wire.IN:
         raise DestinationError("class", question.qclass, "only class IN is answered")
+    if question.qtype in wire.META_TYPES:
+        raise DestinationError("type", question.qtype, "it asks for no data of a name (transfers, ANY, ...)")
+    if question.qtype == wire.PTR:
+        known = await _told(runtime, agent, name)
+        if known is not None:
+            return _pointer(query, question, known)
     destination = Destination("dns", name, PORT)
     await runtime.plugins.allow(agent, destination)
     reply = await runtime.plugins.resolve(agent, name, question.qtype, query)
     if reply is None:
         raise ResolveError(name, "no plugin resolves names")
-    if len(reply) < question.end or len(reply) > 65535 or reply[:2] != query[:2] or not reply[2] & 0x80:
-        raise ResolveError(name, "the reply is malformed")
-    if question.qtype not in HOST or reply[3] & 15:
-        return reply
-    return _vetted(runtime, agent, destination, query, question, reply)
-
-
-def _vetted(
-    runtime: Runtime, agent: Agent, destination: Destination, query: bytes, question: wire.Question, reply: bytes
-) -> bytes:
-    """The reply, without the addresses that may not be dialled; Denied if that leaves none."""
     try:
-        found = wire.parse_addresses(reply, query, question).found
+        return vetted(runtime, agent, destination, query, question, reply)
     except wire.WireError as error:
-        raise ResolveError(destination.host, str(error)) from None
-    denied: Denied | None = None
-    shown: list[tuple[str, int]] = []
-    permitted: list[str] = []
-    for address, ttl in found:
-        try:
-            runtime.check_address(agent, destination, address)
-        except Denied as error:
-            denied = error
-            continue
-        permitted.append(address)
-        shown.append((HOST[question.qtype] if ipaddress.ip_address(address).is_loopback else address, ttl))
-    shown = list(dict(shown).items())
-    runtime.learn(agent, destination.host, dict.fromkeys((*permitted, *(address for address, _ in shown))))
-    if denied is not None and not permitted:
-        raise denied
-    if denied is None and [address for address, _ in shown] == permitted:
-        return reply
-    runtime.counters["dns_addresses_removed"] += len(found) - len(permitted)
-    return wire.make_reply(query, question, shown)
+        runtime.counters["dns_bad_replies"] += 1
+        raise ResolveError(name, f"a malformed reply: {error}") from None
+
+
+async def _told(runtime: Runtime, agent: Agent, name: str) -> str | None:
+    """The (still permitted) name that the agent was given this address for, if `name` is an address's reverse. Nothing that it
+    does not know already, and nobody else is asked."""
+    address = reversed_address(name)
+    for known in runtime.hosts(agent, address)[:-1] if address else ():
+        with contextlib.suppress(Denied):
+            await runtime.plugins.allow(agent, Destination("dns", known, PORT))
+            return known
+    return None
+
+
+def reversed_address(name: str) -> str | None:
+    """The canonical address that a name under in-addr.arpa or ip6.arpa stands for (RFC 1035, 3.5; RFC 3596, 2.5)."""
+    with contextlib.suppress(ValueError):
+        if name.endswith(".in-addr.arpa"):
+            return str(ipaddress.IPv4Address(".".join(reversed(name.split(".")[:-2]))))
+        digits = name.removesuffix(".ip6.arpa")
+        if digits != name and len(digits) == 63 and set(digits[1::2]) == {"."}:
+            return str(ipaddress.IPv6Address(int(digits[::-2], 16).to_bytes(16)))
+    return None
+
+
+def _pointer(query: bytes, question: wire.Question, name: str) -> bytes:
+    data = b"".join(bytes([len(label)]) + label.encode() for label in name.split(".")) + b"\0"
+    record = dns_reply.Record(dns_reply.ANSWER, question.key, question.key, wire.PTR, wire.IN, REVERSE_TTL, data)
+    flags = 0x8080 | int.from_bytes(query[2:4]) & 0x0110
+    return dns_reply.written(query[:2], flags, query[12 : question.end], [record], wire.opt_for(question))[0]
 
 
 def question_name(question: wire.Question) -> str:
@@ -150,6 +190,6 @@ def question_name(question: wire.Question) -> str:
     if any("." in part for part in parts):  # a dot inside a label would read as another name
         raise DestinationError("host", parts, "a dot inside a label")
     host = parse_host(".".join(parts))
-    if ":" in host:
+    if is_address(host):
         raise DestinationError("host", host, "an address, not a name")
     return host
