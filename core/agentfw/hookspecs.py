@@ -13,7 +13,7 @@ hook's time fails that one operation closed, with the plugin's name in the error
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pluggy
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 API_VERSION = "1.0"
 """major.minor. A minor adds hooks or arguments; a major changes or takes away what there was. A plugin's class may say what it
 needs: `api = "1"`, or `api = "1.2"`."""
+OwnTls = Literal["passthrough", "intercept", "deny"]
 
 hookspec = pluggy.HookspecMarker("agentfw")
 hookimpl = pluggy.HookimplMarker("agentfw")
@@ -85,6 +86,18 @@ def dial(agent: Agent, destination: Destination, address: str) -> bool | None:
     `Denied`: no. None: no opinion; if nobody has one, only public addresses pass. Never awaitable.
 
     Called when an agent is given the address in a DNS answer (scheme "dns"), and again right before connect().
+    """
+
+
+@hookspec(firstresult=True)
+def own_tls(agent: Agent, destination: Destination) -> Awaitable[OwnTls | None] | OwnTls | None:
+    """What to do with TLS that the agent makes itself, to `destination` (scheme "tls"; the host is its SNI's, else what
+    its address was resolved from).
+
+    "passthrough": relay it unread, which is what happens if nobody answers. "intercept": be its server, under an authority that
+    the guest trusts, so that its requests go the way of all HTTPS. "deny" (or `Denied`): refuse it with an alert. Called before
+    `allow`, which follows with scheme "https" for what is intercepted and "tls" for what passes. A plugin that has this hook but
+    will never say "intercept" sets its attribute `intercepts = False`: then guests are not given an authority.
     """
 
 

@@ -25,6 +25,7 @@ from .flows import Flow
 from .metering import Meter, MeteredFlow, Traffic
 from .plugins import PluginManager
 from .relay import relay
+from .relay.own_tls import Interceptor
 from .relay.session import NameMemory
 from .reports import AuditEvent, Table
 from .upstream import TlsRequest, Upstream
@@ -48,6 +49,7 @@ class Runtime:
         self.counters: Counter[str] = Counter()
         self.udp_peers: Counter[str] = Counter()
         """By agent's id: peers that its UDP sockets are connected to."""
+        self.interceptor = Interceptor()
         self._started = False
         self._names: dict[str, NameMemory] = {}
         self._traffic: dict[str, Traffic] = {}
@@ -73,6 +75,7 @@ class Runtime:
         """Tell the plugins, forget what was kept for this agent."""
         self.plugins.exit(agent, report)
         self._names.pop(agent.id, None)
+        self.interceptor.forget(agent)
         self._traffic.pop(agent.id, None)
         self._ended[agent.id] = None
         if len(self._ended) > MAX_ENDED:

@@ -17,12 +17,12 @@ import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import pluggy
 
 from .. import hookspecs
-from ..errors import AgentfwError, ConfigError, HookError, PluginError
+from ..errors import AgentfwError, ConfigError, Denied, HookError, PluginError
 from ..metering import Meter
 from ..reports import Table
 from . import tracing
@@ -171,6 +171,23 @@ class PluginManager:
                     raise call.nonsense(result, ", not a list of meters")
                 found += result
         return found
+
+    async def own_tls(self, agent: Agent, destination: Destination) -> Literal["passthrough", "intercept"]:
+        """Denied, by the plugin that said so, if the answer is "deny"."""
+        for call in self._calls["own_tls"]:
+            result = await call.later((agent, destination))
+            if result == "deny":
+                raise Denied("own_tls: deny", f"TLS of its own to {destination.host} port {destination.port}", call.plugin)
+            if result in ("passthrough", "intercept"):
+                return cast(Literal["passthrough", "intercept"], result)
+            if result is not None:
+                raise call.nonsense(result)
+        return "passthrough"
+
+    @property
+    def may_intercept(self) -> bool:
+        """Some plugin may say "intercept" to TLS of agents' own."""
+        return any(getattr(self._named[call.plugin], "intercepts", True) for call in self._calls["own_tls"])
 
     async def request(self, agent: Agent, destination: Destination, head: RequestHead, tls: TlsInfo | None) -> None:
         await self._all("request", agent, destination, head, tls)

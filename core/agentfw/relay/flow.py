@@ -9,15 +9,16 @@ import re
 from typing import TYPE_CHECKING, Literal
 
 from ..agents import Agent
-from ..destination import Destination, parse_address, parse_host, parse_port
+from ..destination import Destination, parse_address, parse_port
 from ..errors import AgentfwError, Denied, DestinationError, HookError, ProtocolError, TlsError
 from ..metering import MeteredFlow
 from ..upstream import TlsRequest, Upstream
-from . import dns, hello, preface
+from . import dns, own_tls, preface
 from .http import HttpRelay
 from .raw import relay_raw
 from .record import FlowRecord
 from .session import GuestGone, Session
+from .tls_flow import BrokenTls, TlsFlow
 from .udp import UdpRelay
 
 if TYPE_CHECKING:
@@ -39,10 +40,6 @@ _WORD = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]*")
 _BLANKS = b"\r\n\t "
 _NOT_TEXT = re.compile(rb"[^\t\n\r -~]")
 _LONGEST_LINE = 40000
-
-_NOT_SPOKEN = frozenset({"h2", "h2c", "h3"})  # an agent falls back to HTTP/1.1, where request hooks see its requests
-_ALERT = b"\x15\x03\x03\0\2\2"  # a fatal alert but for its description
-_ACCESS_DENIED, _INTERNAL_ERROR = 49, 80
 
 Speaks = Literal["preface", "hello", "http", "raw"]
 
@@ -169,7 +166,7 @@ async def _speak(session: Session, destination: Destination | None = None, tls: 
     if speaks == "preface":
         await _offloaded(session)
     elif speaks == "hello":
-        await _passed_through(session)
+        await _own_tls(session)
     else:
         session.record.kind = "http"
         await HttpRelay(session, destination, tls).run()
@@ -270,7 +267,7 @@ async def _offloaded(session: Session) -> None:
 
 
 async def _tls_wanted(session: Session, wish: preface.Preface) -> tuple[Destination, TlsRequest]:
-    alpn = tuple(name for name in wish.alpn if name not in _NOT_SPOKEN)
+    alpn = tuple(name for name in wish.alpn if name not in own_tls.NOT_SPOKEN)
     if wish.alpn and not alpn:
         raise TlsError("none of the application protocols offered is spoken here", reason="NO_APPLICATION_PROTOCOL")
     if wish.server_name is None:
@@ -288,27 +285,44 @@ async def _tls_wanted(session: Session, wish: preface.Preface) -> tuple[Destinat
     )
 
 
-async def _passed_through(session: Session) -> None:
-    """The agent's own TLS, on a server name that policy allows. A refusal is an alert that its library can show."""
+async def _own_tls(session: Session) -> None:
+    """The agent's own TLS, as the `own_tls` hooks say. A refusal is an alert that its library can show."""
     upstream: Upstream | None = None
+    request: TlsRequest | None = None
     session.record.kind = "tls"
     try:
-        while (message := hello.client_hello(session.buffer)) is None:
-            if not await session.fill():
-                raise ProtocolError("the ClientHello was cut off")
-        name = hello.server_name(message)
-        if name is None:
-            destination = await session.permitted("tls")
+        message = await own_tls.read_hello(session)
+        verdict, destination = await own_tls.decide(session, message)
+        if verdict == "intercept":
+            request = await own_tls.intercept(session, message, destination)
         else:
-            destination = Destination.make("tls", parse_host(name), session.flow.port)
-        session.record.destination = destination
-        session.aim(destination)
-        upstream = await session.runtime.connect(session.agent, destination, None)
+            session.aim(destination)
+            upstream = await session.runtime.connect(session.agent, destination, None)
     except AgentfwError as error:
+        session.count("tls_refused")
         _note(session.runtime, session.agent, session.flow, session.record, error)
-        denied = isinstance(error, (Denied, DestinationError, ProtocolError))
-        await session.tell(_ALERT + bytes([_ACCESS_DENIED if denied else _INTERNAL_ERROR]))
+        await session.tell(own_tls.alert(error))
         session.flow.send_eof()
         return
-    session.count("tls_passed_through")
-    await relay_raw(session, upstream)
+    if upstream is not None:
+        session.count("tls_passed_through")
+        await relay_raw(session, upstream)
+    elif request is not None:
+        await _intercepted(session, destination, request)
+
+
+async def _intercepted(session: Session, destination: Destination, request: TlsRequest) -> None:
+    """What the agent says inside TLS that ends here."""
+    inside = session.flow.flow
+    assert isinstance(inside, TlsFlow)
+    try:
+        await _speak(session, destination, request)
+    except (GuestGone, BrokenTls) as error:
+        if isinstance(error, BrokenTls):
+            session.count("tls_broken")
+            session.record.failed(error)
+            log.info("%s: %s: %s", session.agent.name, destination, error)
+    except BaseException:
+        inside.reset()
+        raise
+    await inside.finish()

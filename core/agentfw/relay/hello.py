@@ -1,4 +1,5 @@
-"""The server name in a ClientHello of an agent that brings its own TLS. Strict: what is not plainly one host name is refused."""
+"""The server name and application protocols in a ClientHello of an agent that brings its own TLS. Strict: what is
+not plainly one host name is refused."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ MAX_HELLO = 65536
 """Bytes of records that a ClientHello may take."""
 MAX_RECORDS = 64
 """They are looked at again with every piece that comes, so there must not be many tiny ones."""
-_ENCRYPTED_CLIENT_HELLO = 0xFE0D
+_SERVER_NAME, _ALPN, _ENCRYPTED_CLIENT_HELLO = 0, 16, 0xFE0D
 
 
 def client_hello(buffer: bytes | bytearray) -> bytes | None:
@@ -64,32 +65,37 @@ class _Reader:
         return self.at < len(self.data)
 
 
-def server_name(hello: bytes) -> str | None:
-    """The name as it stands in server_name (not normalised), None if there is no such extension.
-
-    ProtocolError: malformed, several names, an extension twice, an encrypted inner hello (which would hide the name that counts).
-    """
+def extensions(hello: bytes) -> dict[int, bytes]:
+    """The ClientHello's extensions by number. ProtocolError: malformed, an extension twice, an encrypted inner hello (which would
+    hide the name that counts)."""
     reader = _Reader(hello)
     reader.take(2 + 32)
     reader.vector(1)
     reader.vector(2)
     reader.vector(1)
     if not reader.more:
-        return None
-    extensions = _Reader(reader.vector(2))
+        return {}
+    listed = _Reader(reader.vector(2))
     if reader.more:
         raise ProtocolError("the ClientHello is malformed")
     seen: dict[int, bytes] = {}
-    while extensions.more:
-        kind = int.from_bytes(extensions.take(2))
+    while listed.more:
+        kind = int.from_bytes(listed.take(2))
         if kind in seen:
             raise ProtocolError("the ClientHello is malformed")
-        seen[kind] = extensions.vector(2)
+        seen[kind] = listed.vector(2)
     if _ENCRYPTED_CLIENT_HELLO in seen:
         raise ProtocolError("an encrypted ClientHello hides its destination")
-    if 0 not in seen:
+    return seen
+
+
+def server_name(hello: bytes) -> str | None:
+    """The name as it stands in server_name (not normalised), None if there is no such extension. ProtocolError also if there are
+    several names."""
+    found = extensions(hello).get(_SERVER_NAME)
+    if found is None:
         return None
-    outer = _Reader(seen[0])
+    outer = _Reader(found)
     names = _Reader(outer.vector(2))
     kind = names.take(1)[0]
     name = names.vector(2)
@@ -99,3 +105,18 @@ def server_name(hello: bytes) -> str | None:
         return name.decode("ascii")
     except UnicodeDecodeError:
         raise ProtocolError("the server name is not ASCII") from None
+
+
+def alpn(hello: bytes) -> tuple[str, ...]:
+    """The application protocols offered (RFC 7301), in the client's order; () if there is no such extension. ProtocolError."""
+    found = extensions(hello).get(_ALPN)
+    if found is None:
+        return ()
+    outer = _Reader(found)
+    listed = _Reader(outer.vector(2))
+    names = []
+    while listed.more:
+        names.append(listed.vector(1).decode("latin-1"))
+    if outer.more or not all(names) or not names:
+        raise ProtocolError("the ClientHello is malformed")
+    return tuple(names)
