@@ -58,12 +58,18 @@ class Config:
         except msgspec.ValidationError as error:
             raise self._explain(name, kind, table, error) from None
         except ConfigError as error:  # from a __post_init__
-            raise self.error(f"{name}.{error.key}" if error.key else name, error.message) from None
+            raise self.located(name, error) from None
 
     def error(self, key: str, message: str) -> ConfigError:
         """A ConfigError about `key` (dotted; list elements by number) of this file."""
         path = [int(part) if part.isdecimal() and part.isascii() else part for part in key.split(".")]
         return ConfigError(key, message, self.file, _find_line(self._text, path) if self._text else None)
+
+    def located(self, name: str, error: ConfigError) -> ConfigError:
+        """A plugin's error about a key of its own table `[name]`, with file and line."""
+        found = self.error(f"{name}.{error.key}" if error.key else name, error.message)
+        found.hint = error.hint
+        return found
 
     def check_tables(self, known: Collection[str]) -> None:
         """ConfigError if there is anything at the top level but [run], [plugins] and tables of these plugins."""
@@ -196,7 +202,8 @@ def _find_line(text: str, path: list[str | int]) -> int | None:
             if not key:
                 continue
             here = [*table, *_split_key(key[1])]
-        common = len(here) if path[: len(here)] == here else 0
+        shorter = min(len(here), len(path))  # above what is looked for, the thing itself, or a part of it
+        common = shorter if path[:shorter] == here[:shorter] else 0
         if common and (best is None or common > best[0]):
             best = (common, number)
     return best[1] if best else None

@@ -52,6 +52,12 @@ def admit(agent: Agent) -> Awaitable[None] | None:
 
 
 @hookspec
+def reloaded(runtime: Runtime) -> Awaitable[None] | None:
+    """agentfw.toml was read again, and took effect in every plugin (`reconfigure`). For what follows from it: connections to be
+    drained, caches to be emptied. The core asks `allow` and `dial` about all open flows after it. Errors are logged."""
+
+
+@hookspec
 def allow(agent: Agent, destination: Destination) -> Awaitable[None] | None:
     """May this agent talk to `destination` at all? Raise `Denied` to refuse; returning is no opinion.
 

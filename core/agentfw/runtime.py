@@ -14,6 +14,7 @@ import logging
 import socket
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from ipaddress import ip_address
 
 from . import addresses, dns_reply, dns_wire
@@ -27,6 +28,7 @@ from .plugins import PluginManager
 from .relay import relay
 from .relay.own_tls import Interceptor
 from .relay.session import NameMemory
+from .relay.uses import Use, recheck
 from .reports import AuditEvent, Table
 from .upstream import TlsRequest, Upstream
 
@@ -37,6 +39,15 @@ CONNECT_TIMEOUT = 10.0
 """Seconds for one address, when there are more to try; the last one gets all that is left."""
 
 log = logging.getLogger("agentfw.runtime")
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """What came of it: the tables that changed; whether [run] did, which counts from the next start; flows that were ended."""
+
+    tables: tuple[str, ...]
+    run_changed: bool
+    flows_cut: int
 
 
 class Runtime:
@@ -50,7 +61,11 @@ class Runtime:
         self.udp_peers: Counter[str] = Counter()
         """By agent's id: peers that its UDP sockets are connected to."""
         self.interceptor = Interceptor()
+        self.uses: set[Use] = set()
+        """What the open flows have to do with."""
         self._started = False
+        self._reloads = 0
+        self._reloading = asyncio.Lock()
         self._names: dict[str, NameMemory] = {}
         self._traffic: dict[str, Traffic] = {}
         self._ended: dict[str, None] = {}
@@ -70,6 +85,35 @@ class Runtime:
         if self._started:
             self._started = False
             await self.plugins.stop()
+
+    async def reload(self, config: Config) -> Reloaded:
+        """Go on with another configuration: `PluginManager.reload()`, the `reloaded` hooks, and an end to all flows that are not
+        permitted any more. Raises what it raises; unless that is a HookError, all goes on as before.
+
+        Which plugins there are cannot change, and of [run] nothing that agents were started with does.
+        """
+        async with self._reloading:
+            before, failure = self.config, None
+            changed: list[str] = []
+            try:
+                changed = self.plugins.reload(config)
+            except HookError as error:
+                failure = error
+            except AgentfwError as error:
+                self.counters["reloads_refused"] += 1
+                self.audit(AuditEvent.about("reload", reason=f"refused: {error}"))
+                raise
+            self.config = config
+            self._reloads += 1
+            await self.plugins.reloaded(self)
+            cut = await recheck(self.uses)
+            self.counters["reloads"] += 1
+            self.counters["flows_cut"] += cut
+            if failure is not None:
+                self.audit(AuditEvent.about("reload", plugin=failure.plugin, reason=str(failure)))
+                raise failure
+            self.audit(AuditEvent.about("reload", reason=f"tables: {', '.join(changed) or 'none'}; flows ended: {cut}"))
+            return Reloaded(tuple(changed), before.run != config.run, cut)
 
     def agent_exited(self, agent: Agent, report: ExitReport) -> None:
         """Tell the plugins, forget what was kept for this agent."""
@@ -140,6 +184,7 @@ class Runtime:
 
     async def connect(self, agent: Agent, destination: Destination, tls: TlsRequest | None) -> Upstream:
         """Lease a connection: `allow`, then the `connect` hooks. Denied, HookError or UpstreamError if there is none."""
+        reloads = self._reloads
         await self._allow(agent, destination)
         upstream = await self.plugins.connect(agent, destination, tls)
         if upstream is None:
@@ -147,6 +192,13 @@ class Runtime:
         if upstream.destination != destination or (upstream.tls is None) != (tls is None):
             upstream.release()  # what is sent next must not go elsewhere, nor in the clear
             raise ConnectError(destination, errno.EPROTO, "the connect hook gave another connection than asked for")
+        if reloads != self._reloads:  # it was made under rules that are not in force any more
+            try:
+                await self._allow(agent, destination)
+                self.check_address(agent, destination, upstream.address)
+            except BaseException:
+                upstream.release()
+                raise
         return upstream
 
     async def _allow(self, agent: Agent, destination: Destination) -> None:

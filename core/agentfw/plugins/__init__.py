@@ -17,14 +17,15 @@ A plugin is a module (named by an entry point of group ``agentfw.plugins``, or a
 
 and implements hooks of `agentfw.hookspecs` with `agentfw.hookimpl`. A misspelt hook is an error at start.
 
-`loading` finds and makes plugins, `manager` has one typed method a hook (nothing else in the core touches pluggy), `calling` is
-one implementation called once: its time limit, its counters, its errors; `limits` is the operator's table [plugins], `reloading`
-another agentfw.toml for plugins that run, `tracing` a line for each call.
+`discovery` says which plugins there are, `loading` makes them, `manager` has one typed method a hook (nothing else in the core
+touches pluggy), `calling` is one implementation called once: its time limit, its counters, its errors; `limits` is the operator's
+table [plugins], `reloading` another agentfw.toml for plugins that run, `tracing` a line for each call.
 
 To add a hook: its specification in `hookspecs`, and a method in `manager`.
 """
 
-from .loading import DEFAULT, GROUP, PluginInfo, available, load_plugins, plugin_name
+from .discovery import DEFAULT, GROUP, PluginInfo, available, plugin_name
+from .loading import load_plugins
 from .manager import PluginManager
 
 __all__ = ["DEFAULT", "GROUP", "PluginInfo", "PluginManager", "available", "load_plugins", "plugin_name"]

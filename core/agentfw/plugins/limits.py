@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from .. import hookspecs
+from .discovery import available
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -39,8 +40,10 @@ class Limits:
         self._seconds: dict[tuple[str, str], float] = {}
         for name, value in table.limits.items():
             if isinstance(value, dict):
-                if name not in plugins:
-                    raise config.error(f"plugins.limits.{name}", f"no such plugin is in use ({', '.join(plugins) or 'none is'})")
+                if name not in plugins and name not in available():
+                    raise config.error(
+                        f"plugins.limits.{name}", f"no such hook or plugin (in use: {', '.join(plugins) or 'none'})"
+                    )
                 entries = {(name, hook): seconds for hook, seconds in value.items()}
             else:
                 entries = {("", name): value}

@@ -1,76 +1,31 @@
-"""Finding plugins and making them: entry points, files, their API version, their table of agentfw.toml."""
+"""Making plugins: their import, their API version, their table of agentfw.toml."""
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
-import logging
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import importlib_metadata
 import msgspec
 
 from .. import hookspecs
-from ..errors import AgentfwError, ConfigError, PluginError, UnknownPlugin
-from .limits import Limits
+from ..errors import AgentfwError, ConfigError, PluginError
+from .discovery import DEFAULT, available, entry_point, is_path, plugin_name
 from .manager import PluginManager
 
 if TYPE_CHECKING:
     from ..config import Config
 
-GROUP = "agentfw.plugins"
-DEFAULT = ("dns", "tls", "policy", "credentials", "native")
-OWN = "agentfw"
-"""The distribution whose plugins keep their names, whatever else is installed."""
 RESERVED = frozenset({"run", "plugins", "core", "hooks"})
 """Tables of agentfw.toml and groups of counters that are not a plugin's."""
 
 _NAME = re.compile(r"[\w-]{1,64}\Z")
 _API = re.compile(r"(\d{1,4})(?:\.(\d{1,4}))?\Z", re.ASCII)
-
-log = logging.getLogger("agentfw.plugins")
-
-
-@dataclass(frozen=True, slots=True)
-class PluginInfo:
-    """A plugin that could be loaded. `origin`: "distribution version" or the file; `others`: origins of those that would have the
-    same name. One of agentfw's own goes before them, else it cannot be loaded."""
-
-    name: str
-    value: str
-    origin: str
-    others: tuple[str, ...] = ()
-    own: bool = False
-
-    @property
-    def ambiguous(self) -> bool:
-        return bool(self.others) and not self.own
-
-
-def available() -> dict[str, PluginInfo]:
-    """All installed plugins by name."""
-    found: dict[str, list[tuple[bool, str, str]]] = {}
-    for point in importlib_metadata.entry_points(group=GROUP):
-        found.setdefault(point.name, []).append((not _is_own(point), _origin(point), point.value))
-    infos = {}
-    for name, points in found.items():
-        (foreign, origin, value), *others = sorted(set(points))
-        infos[name] = PluginInfo(name, value, origin, tuple(other for _, other, _ in others), not foreign)
-    return infos
-
-
-def _origin(point: importlib_metadata.EntryPoint) -> str:
-    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else ""
-
-
-def _is_own(point: importlib_metadata.EntryPoint) -> bool:
-    return point.dist is not None and point.dist.name.lower() == OWN
 
 
 def load_plugins(names: Sequence[str], config: Config) -> PluginManager:
@@ -83,17 +38,8 @@ def load_plugins(names: Sequence[str], config: Config) -> PluginManager:
     for name in names:
         manager.add(*_make(name, config))
     manager.compile()
-    manager.limit(Limits(config, manager.names))
+    manager.from_config = tuple(names) == (DEFAULT if config.run.plugins is None else config.run.plugins)
     return manager
-
-
-def plugin_name(name: str) -> str:
-    """The name a plugin given on the command line goes by: a file's is its stem."""
-    return Path(name).stem if is_path(name) else name
-
-
-def is_path(name: str) -> bool:
-    return name.endswith(".py") or "/" in name
 
 
 def plugin_class(given: str) -> tuple[str, type[Any]]:
@@ -102,7 +48,7 @@ def plugin_class(given: str) -> tuple[str, type[Any]]:
     if is_path(given):
         module: object = _import_file(Path(given))
     else:
-        point, own = _entry_point(given)
+        point, own = entry_point(given)
         try:
             module = point.load()
         except (Exception, SystemExit) as error:
@@ -136,20 +82,6 @@ def check_api(plugin: str, wanted: object) -> None:
         raise PluginError(f"plugin `{plugin}` needs hook API {wanted} or newer, this agentfw has {has}: update agentfw")
 
 
-def _entry_point(name: str) -> tuple[importlib_metadata.EntryPoint, bool]:
-    """The one of this name, and whether it is agentfw's own."""
-    known = importlib_metadata.entry_points(group=GROUP)
-    points = [point for point in known if point.name == name]
-    if not points:
-        raise UnknownPlugin(name, known.names)
-    info = available()[name]
-    if info.ambiguous:
-        raise PluginError(f"plugin `{name}` is offered by {' and '.join((info.origin, *info.others))}: uninstall all but one")
-    if info.others:
-        log.warning("plugin `%s` is agentfw's own; that of %s is not used", name, ", ".join(info.others))
-    return next(point for point in points if _is_own(point) == info.own), info.own
-
-
 def _make(given: str, config: Config) -> tuple[str, object]:
     name, kind = plugin_class(given)
     config_type: type[msgspec.Struct] | None = getattr(kind, "config_type", None)
@@ -159,19 +91,12 @@ def _make(given: str, config: Config) -> tuple[str, object]:
         return name, kind() if config_type is None else kind(config.plugin(name, config_type))
     except ConfigError as error:
         if error.file is None and config_type is not None:  # raised by __init__ about a key of its table
-            raise located(config, name, error) from None
+            raise config.located(name, error) from None
         raise
     except AgentfwError:
         raise
     except (Exception, SystemExit) as error:
         raise PluginError(f"plugin `{name}` does not start: {type(error).__name__}: {error}") from error
-
-
-def located(config: Config, name: str, error: ConfigError) -> ConfigError:
-    """A plugin's error about a key of its table, with file and line."""
-    found = config.error(f"{name}.{error.key}" if error.key else name, error.message)
-    found.hint = error.hint
-    return found
 
 
 def _import_file(path: Path) -> ModuleType:

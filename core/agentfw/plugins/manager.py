@@ -27,7 +27,9 @@ from ..metering import Meter
 from ..reports import Table
 from . import tracing
 from .calling import Call, Tracer
+from .discovery import available
 from .limits import Limits, hook_names
+from .reloading import Prepared
 
 if TYPE_CHECKING:
     from ..agents import Agent, ExitReport
@@ -49,6 +51,8 @@ class PluginManager:
         from ..config import Config
 
         self.config = config or Config()
+        self.from_config = False
+        """Which plugins there are is what `[run] plugins` says."""
         self._pluggy = pluggy.PluginManager("agentfw")
         self._pluggy.add_hookspecs(hookspecs)
         self._named: dict[str, object] = {}
@@ -138,13 +142,11 @@ class PluginManager:
 
     async def stop(self) -> None:
         for call in reversed(self._calls["stop"]):
-            try:
-                if (result := await call.later(())) is not None:
-                    raise call.nonsense(result)
-            except HookError as error:
-                log.error("%s", error, exc_info=error.__cause__)
-            except AgentfwError as error:
-                log.error("plugin `%s` did not stop: %s", call.plugin, error)
+            await self._tell_later(call)
+
+    async def reloaded(self, runtime: Runtime) -> None:
+        for call in self._calls["reloaded"]:
+            await self._tell_later(call, runtime)
 
     async def admit(self, agent: Agent) -> None:
         await self._all("admit", agent)
@@ -254,9 +256,17 @@ class PluginManager:
             try:
                 check(config.file, environment, sees)
             except ConfigError as error:
-                located = config.error(f"{name}.{error.key}", error.message)
-                located.hint = error.hint
-                raise located from None
+                raise config.located(name, error) from None
+
+    def reload(self, config: Config) -> list[str]:
+        """Go on with `config`; -> the tables that changed. ConfigError or PluginError: all is as it was. HookError: a plugin
+        broke its word amid it (`Prepared.commit()`)."""
+        if self.from_config and config.run.plugins != self.config.run.plugins:
+            raise config.error("run.plugins", "other plugins, or another order, need a restart")
+        config.check_tables({*available(), *self.names})
+        prepared = Prepared(self, config)
+        prepared.commit()
+        return prepared.changed
 
     # -- how they are called
 
@@ -283,6 +293,16 @@ class PluginManager:
                     return cast(object, result)
                 raise call.nonsense(result)
         return None
+
+    async def _tell_later(self, call: Call, *args: object) -> None:
+        """One of many whose failures are logged."""
+        try:
+            if (result := await call.later(args)) is not None:
+                raise call.nonsense(result)
+        except HookError as error:
+            log.error("%s", error, exc_info=error.__cause__)
+        except AgentfwError as error:
+            log.error("plugin `%s` failed in `%s`: %s", call.plugin, call.hook, error)
 
     def _tell(self, hook: str, *args: object) -> None:
         """Everybody, never awaited, whatever one of them does: failures are logged."""

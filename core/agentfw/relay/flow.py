@@ -116,7 +116,8 @@ async def _tcp(runtime: Runtime, agent: Agent, flow: MeteredFlow, record: FlowRe
     try:
         flow.opened()
         session.watch()
-        await _speak(session)
+        with session.use:
+            await _speak(session)
     finally:
         flow.traffic.disconnect()
         session.end()
@@ -184,13 +185,13 @@ async def _guest_speaks(session: Session) -> bool:
 
 async def _connect_raw(session: Session, destination: Destination | None, tls: TlsRequest | None) -> Upstream:
     """For bytes that nobody will look at; inside TLS that needs the same permission as TLS passed through."""
-    runtime, agent = session.runtime, session.agent
     if destination is None:
         destination = session.record.destination = await session.permitted("tcp")
         session.aim(destination)
-        return await runtime.connect(agent, destination, None)
-    await runtime.plugins.allow(agent, Destination("tls", destination.host, destination.port))
-    return await runtime.connect(agent, destination, tls)
+        return await session.use.connect(destination, None)
+    as_passed = Destination("tls", destination.host, destination.port)
+    await session.runtime.plugins.allow(session.agent, as_passed)
+    return await session.use.connect(destination, tls, as_passed)
 
 
 async def _classify(session: Session, http_only: bool, inside_tls: bool) -> Speaks:
@@ -251,7 +252,7 @@ async def _offloaded(session: Session) -> None:
         destination, tls = await _tls_wanted(session, hello_)
         session.record.kind, session.record.destination = "tls", destination
         session.aim(destination)
-        upstream = await session.runtime.connect(session.agent, destination, tls)
+        upstream = await session.use.connect(destination, tls)
         info = upstream.tls
         upstream.release(reusable=True)
         assert info is not None  # Runtime.connect() saw to it
@@ -293,11 +294,12 @@ async def _own_tls(session: Session) -> None:
     try:
         message = await own_tls.read_hello(session)
         verdict, destination = await own_tls.decide(session, message)
+        session.use.own_tls = verdict
         if verdict == "intercept":
             request = await own_tls.intercept(session, message, destination)
         else:
             session.aim(destination)
-            upstream = await session.runtime.connect(session.agent, destination, None)
+            upstream = await session.use.connect(destination, None)
     except AgentfwError as error:
         session.count("tls_refused")
         _note(session.runtime, session.agent, session.flow, session.record, error)

@@ -94,7 +94,7 @@ class HttpRelay:
             try:
                 keep = await self._serve(exchange)
             except BaseException as error:
-                exchange.failure = exchange.failure or error
+                exchange.failure = exchange.failure or session.use.refused or error
                 raise
             finally:
                 exchange.tell()
@@ -272,7 +272,7 @@ class Exchange:
         self.head.headers.strip_hop_by_hop()
         for retry in (True, False):
             self._attempts += 1
-            upstream = await self.session.runtime.connect(self.session.agent, self.destination, self.tls)
+            upstream = await self.session.use.connect(self.destination, self.tls)
             try:
                 head = self.head
                 request = RequestHead(head.method, head.target, head.headers.copy(), head.version, exchange=self.number)

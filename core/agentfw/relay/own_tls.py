@@ -141,7 +141,7 @@ async def intercept(session: Session, message: bytes, destination: Destination) 
     async with session.until_closed():
         await runtime.interceptor.turn(agent)
     session.aim(destination)
-    upstream = await runtime.connect(agent, destination, request)
+    upstream = await session.use.connect(destination, request)
     info = upstream.tls
     upstream.release(reusable=True)
     assert info is not None  # Runtime.connect() saw to it

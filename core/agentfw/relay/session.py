@@ -13,6 +13,7 @@ from ..destination import Destination
 from ..errors import Denied
 from ..metering import MeteredFlow
 from .record import FlowRecord
+from .uses import Use
 
 if TYPE_CHECKING:
     from ..runtime import Runtime
@@ -78,6 +79,7 @@ class Session:
         self.closed = False
         self.refused: Denied | None = None
         """What the guest sent last was more than a meter lets pass, and it has not been told."""
+        self.use = Use(runtime, agent)
         self._aim: Destination | None = None
         self._interrupted: UntilClosed | None = None
         self._watch: asyncio.Task[None] | None = None

@@ -17,6 +17,7 @@ from ..upstream import Upstream
 from . import dns
 from .record import FlowRecord
 from .session import permitted
+from .uses import Use
 
 if TYPE_CHECKING:
     from ..runtime import Runtime
@@ -136,7 +137,8 @@ class UdpRelay:
             await self._refuse(address, port, error)
             return
         try:
-            await self._exchange(queue, address, port)
+            with Use(self._runtime, self._agent) as use:
+                await self._exchange(use, queue, address, port)
         except AgentfwError as error:
             await self._refuse(address, port, error)
         finally:
@@ -149,9 +151,9 @@ class UdpRelay:
         log.info("%s: udp to %s port %s: %s", self._agent.name, address, port, error, extra={"denied": isinstance(error, Denied)})
         await asyncio.sleep(1)  # what the guest sends meanwhile is dropped without asking again
 
-    async def _exchange(self, queue: asyncio.Queue[bytes], address: str, port: int) -> None:
+    async def _exchange(self, use: Use, queue: asyncio.Queue[bytes], address: str, port: int) -> None:
         """The datagrams of one peer, both ways. AgentfwError if it cannot be had."""
-        upstream = await self._connect(address, port)
+        upstream = await self._connect(use, address, port)
         back: asyncio.Task[None] | None = None
         try:
             meters = self._runtime.meters(self._agent, upstream.destination)
@@ -179,11 +181,11 @@ class UdpRelay:
             meter.down += down
         return all([self._passed(meter) for meter in meters])
 
-    async def _connect(self, address: str, port: int) -> Upstream:
+    async def _connect(self, use: Use, address: str, port: int) -> Upstream:
         runtime, agent = self._runtime, self._agent
         destination = await permitted(runtime, agent, "udp", runtime.hosts(agent, parse_address(address)), port)
         self._record.met(destination)
-        return await runtime.connect(agent, destination, None)
+        return await use.connect(destination, None)
 
     async def _back(self, upstream: Upstream, meters: list[Meter], address: str, port: int) -> None:
         while True:

@@ -1,0 +1,81 @@
+"""Which plugins there are: entry points, and whose. A name has one plugin, and agentfw's own plugins keep theirs.
+
+Nothing is imported here. Only what the operator names is ever loaded; that something is installed, or lies beside a script, does
+nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import importlib_metadata
+
+from ..errors import PluginError, UnknownPlugin
+
+GROUP = "agentfw.plugins"
+DEFAULT = ("dns", "tls", "policy", "credentials", "native")
+OWN = "agentfw"
+"""The distribution whose plugins keep their names, whatever else is installed."""
+
+log = logging.getLogger("agentfw.plugins")
+
+
+@dataclass(frozen=True, slots=True)
+class PluginInfo:
+    """A plugin that could be loaded. `origin`: "distribution version" or the file; `others`: origins of those that would have the
+    same name. One of agentfw's own goes before them, else it cannot be loaded."""
+
+    name: str
+    value: str
+    origin: str
+    others: tuple[str, ...] = ()
+    own: bool = False
+
+    @property
+    def ambiguous(self) -> bool:
+        return bool(self.others) and not self.own
+
+
+def available() -> dict[str, PluginInfo]:
+    """All installed plugins by name."""
+    found: dict[str, list[tuple[bool, str, str]]] = {}
+    for point in importlib_metadata.entry_points(group=GROUP):
+        found.setdefault(point.name, []).append((not _is_own(point), _origin(point), point.value))
+    infos = {}
+    for name, points in found.items():
+        (foreign, origin, value), *others = sorted(set(points))
+        infos[name] = PluginInfo(name, value, origin, tuple(other for _, other, _ in others), not foreign)
+    return infos
+
+
+def _origin(point: importlib_metadata.EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else ""
+
+
+def _is_own(point: importlib_metadata.EntryPoint) -> bool:
+    return point.dist is not None and point.dist.name.lower() == OWN
+
+
+def entry_point(name: str) -> tuple[importlib_metadata.EntryPoint, bool]:
+    """The one of this name, and whether it is agentfw's own."""
+    known = importlib_metadata.entry_points(group=GROUP)
+    points = [point for point in known if point.name == name]
+    if not points:
+        raise UnknownPlugin(name, known.names)
+    info = available()[name]
+    if info.ambiguous:
+        raise PluginError(f"plugin `{name}` is offered by {' and '.join((info.origin, *info.others))}: uninstall all but one")
+    if info.others:
+        log.warning("plugin `%s` is agentfw's own; that of %s is not used", name, ", ".join(info.others))
+    return next(point for point in points if _is_own(point) == info.own), info.own
+
+
+def plugin_name(name: str) -> str:
+    """The name a plugin given on the command line goes by: a file's is its stem."""
+    return Path(name).stem if is_path(name) else name
+
+
+def is_path(name: str) -> bool:
+    return name.endswith(".py") or "/" in name
