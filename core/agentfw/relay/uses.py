@@ -60,7 +60,9 @@ class Use:
             host, port = self.destinations[0].host, self.destinations[0].port
             verdict = await self._runtime.plugins.own_tls(self.agent, Destination("tls", host, port))
             if verdict != self.own_tls and self.own_tls == "passthrough":
-                raise Denied(f"own_tls: {verdict}", f"{host} may not be talked to by TLS that the runtime cannot see into any more")
+                raise Denied(
+                    f"own_tls: {verdict}", f"{host} may not be talked to by TLS that the runtime cannot see into any more"
+                )
         if self.address is not None and self.destinations:
             self._runtime.check_address(self.agent, self.destinations[0], self.address)
 
