@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from .destination import Destination
 
@@ -76,3 +76,16 @@ class Upstream(Protocol):
 
         `reusable`: the last message exchange ended exactly, so a pool may lend it again *if* nothing is readable on it. Default:
         close it (cancelled, upgraded, close-delimited, leftover bytes, any error)."""
+
+
+@runtime_checkable
+class Replayable(Protocol):
+    """What an `Upstream` may have besides: the operator's word on second attempts. Without it GET, HEAD and OPTIONS are sent
+    again, and nothing else. There is at most one second attempt, and only if a reused connection turns out to be closed before
+    a byte of the response came."""
+
+    def replayable(self, method: str) -> bool:
+        """May such a request to this destination be sent again?"""
+
+    def claim_retry(self) -> bool:
+        """Another lease for the second attempt follows at once. False: there are too many of these."""

@@ -10,7 +10,7 @@ import pytest
 from agentfw.errors import UpstreamError
 from agentfw.testing import make_agent
 from agentfw.upstream import TlsRequest
-from agentfw_tls_pool.connection import Framing
+from agentfw_tls_pool.framing import Framing
 from hypothesis import given
 from hypothesis import strategies as st
 

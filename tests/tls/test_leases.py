@@ -187,7 +187,7 @@ def test_not_reusable_unless_said_and_after_eof_never(tmp_path: Path) -> None:
 
 def test_worn_connections_are_replaced(tmp_path: Path) -> None:
     async def main() -> None:
-        async with serve(echo) as peer, bench(peer.port, peer.authority.ca_pem, tmp_path, max_requests=2) as b:
+        async with serve(echo) as peer, bench(peer.port, peer.authority.ca_pem, tmp_path, max_requests_per_connection=2) as b:
             pool = b.plugin.pool
             assert pool
             for _ in range(4):

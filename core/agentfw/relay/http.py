@@ -34,7 +34,7 @@ from ..http1 import (
     response_framing,
 )
 from ..reports import ExchangeReport, shown
-from ..upstream import TlsRequest, Upstream
+from ..upstream import Replayable, TlsRequest, Upstream
 from .raw import relay_raw
 from .record import describe
 from .session import GuestGone, Session
@@ -43,6 +43,8 @@ MAX_INTERIM = 32
 """1xx responses to one request."""
 _ABSOLUTE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)(.*)\Z")
 _REPLAYABLE = frozenset({"GET", "HEAD", "OPTIONS"})
+MAX_REPLAY = 1 << 20
+"""Bytes of a request's body kept for a second attempt, on routes where there may be one."""
 _FRAMING = ("transfer-encoding", "connection", "keep-alive", "te", "trailer", "upgrade")
 _REASONS = {400: "Bad Request", 403: "Forbidden", 417: "Expectation Failed", 431: "Request Header Fields Too Large",
             405: "Method Not Allowed", 429: "Too Many Requests", 501: "Not Implemented", 502: "Bad Gateway",
@@ -230,6 +232,9 @@ class Exchange:
         self._upgrade = self._wanted_upgrade()
         self._pump: asyncio.Task[None] | None = None
         self._sent_all = framing.empty
+        self._replay: list[bytes] | None = None
+        """The body as far as it was read, if the request may be sent again."""
+        self._replay_size = 0
         self._transforms: list[BodyTransform] = []
         self._chunked = framing.chunked
         self._started = session.runtime.loop.time()
@@ -303,7 +308,14 @@ class Exchange:
         return None if tokens[0].startswith("h2") else tokens[0]
 
     async def _run(self, upstream: Upstream, request: RequestHead) -> bool:
-        out = self._encode_request(request) + self._encode_body(self._buffered_body())
+        if self._replay is not None:  # this is the second attempt, and the last one
+            body = b"".join(self._replay) + self._buffered_body()
+            self._replay = None
+        else:
+            if upstream.reused and self._may_replay(upstream):
+                self._replay = []
+            body = self._kept(self._buffered_body())
+        out = self._encode_request(request) + self._encode_body(body)
         try:
             await upstream.send(out)
             self._sent_all = self.body.done
@@ -371,12 +383,26 @@ class Exchange:
             return piece
         return encode_chunk(piece) + (LAST_CHUNK if self.body.done else b"")
 
+    def _kept(self, piece: bytes) -> bytes:
+        """`piece`, remembered for a second attempt if there may be one."""
+        if self._replay is not None and piece:
+            self._replay.append(piece)
+            self._replay_size += len(piece)
+            if self._replay_size > MAX_REPLAY:
+                self._replay = None
+        return piece
+
+    def _may_replay(self, upstream: Upstream) -> bool:
+        if isinstance(upstream, Replayable):
+            return upstream.replayable(self.head.method)
+        return self.head.method in _REPLAYABLE and self.framing.empty
+
     async def _send_body(self, upstream: Upstream) -> None:
         """The rest of the body as it comes. ProtocolError if the guest breaks it off or garbles it."""
         while not self.body.done:
             if not self.session.buffer and not await self.session.fill():
                 self.body.end()
-            out = self._encode_body(self._buffered_body())
+            out = self._encode_body(self._kept(self._buffered_body()))
             if out:
                 try:
                     await upstream.send(out)
@@ -452,7 +478,8 @@ class Exchange:
                 await self.session.send(head.encode())
 
     def _check_stale(self, upstream: Upstream) -> None:
-        if upstream.reused and self.framing.empty and self.head.method in _REPLAYABLE:
+        """Not a byte of the response came: _Stale if the request may be sent once more."""
+        if self._replay is not None and upstream.reused and (not isinstance(upstream, Replayable) or upstream.claim_retry()):
             raise _Stale
 
     async def _hook_response(self, request: RequestHead, head: ResponseHead) -> None:

@@ -1,5 +1,6 @@
 """Plugin `tls`: verified TLS connections, opened once, held and lent to one agent's exchange at a time."""
 
-from .plugin import Plugin, TlsConfig
+from .config import TlsConfig
+from .plugin import Plugin
 
 __all__ = ["Plugin", "TlsConfig"]

@@ -8,11 +8,13 @@ the next borrower must not see.
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
+from agentfw.agents import Agent
 from agentfw.destination import Destination
 from agentfw.errors import TlsError, UpstreamError
 from agentfw.upstream import TlsInfo
@@ -21,12 +23,17 @@ from OpenSSL import SSL
 from OpenSSL.crypto import X509
 
 from . import trust
+from .framing import Framing
+from .words import error_word, in_words, not_accepted
 
 READ = 65536
 PAUSE = 4 * READ
 """Encrypted bytes that wait in memory before the socket is left alone."""
 RECORD = 16384
 LINGER = 10.0
+BARREN = 256 * 1024
+"""Encrypted bytes in a row without one of plaintext after which the peer is taken to be flooding: OpenSSL takes any number of key
+updates, session tickets and requests to renegotiate."""
 OUT_HIGH = 128 * 1024
 """Encrypted bytes not yet taken by the socket above which `send()` waits."""
 
@@ -56,6 +63,10 @@ class Connection:
         self.lent_at_sent = 0
         self.sent = 0
         """Bytes of plaintext, over all leases."""
+        self.drained = ""
+        """Why it must not be lent again, though nothing is wrong with it."""
+        self.borrower: Agent | None = None
+        self.on_close: Callable[[Connection], None] | None = None
         self.on_idle_event: Callable[[Connection], None] | None = None
         """Called when something happens that no one waits for."""
         self._received = False  # somebody read from it
@@ -65,8 +76,12 @@ class Connection:
         self._tls = SSL.Connection(context, None)
         self._verified_here = False
         self._verdict: tuple[int, str] | None = None
+        self._peer: X509 | None = None  # the certificate that the verdict is about
         self._fresh = False  # ciphertext came that SSL_read has not looked at yet
         self._buffered = 0
+        self._barren = 0
+        self._fruitful = False
+        self._unflushed = 0
         self._framing = Framing()
         self._reading = False
         self._eof = False
@@ -135,8 +150,10 @@ class Connection:
         self._verified_here = True
         if not ok:
             self._verdict = (code, trust.verify_message(code))
+            self._peer = certificate
             return False
         if depth == 0:
+            self._peer = certificate
             destination = self.destination
             try:
                 trust.check_name(certificate.to_cryptography(), destination.host, is_address=destination.is_address)
@@ -158,7 +175,7 @@ class Connection:
         assert self._verdict
         code, message = self._verdict
         raise TlsError(
-            f"certificate of {self.destination.host} is not accepted: {message}",
+            not_accepted(self.destination.host, code, message, self._peer),
             reason="CERTIFICATE_VERIFY_FAILED",
             verify_code=code,
             verify_message=message,
@@ -245,6 +262,9 @@ class Connection:
                 self._flush()
         self._closed = True
         self.on_idle_event = None
+        gone, self.on_close = self.on_close, None
+        if gone:
+            gone(self)
         self._stop_reading()
         self.interrupt()
         if self._out and not self._error:
@@ -282,7 +302,8 @@ class Connection:
                 left -= len(piece)
         except SSL.WantReadError:
             self._fresh = False
-            self._buffered = 0
+            self._fruitful = self._fruitful or bool(pieces)
+            self._digested()
             if not self._reading:
                 self._resume_reading()
         except SSL.ZeroReturnError:
@@ -293,10 +314,27 @@ class Connection:
                 reason = error_word(error)
                 raise UpstreamError(f"connection to {self.destination.host} broke: {in_words(reason)}") from error
         if pieces:
+            self._fruitful = self._fresh  # of what has not been looked at to the end
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
         if self._eof or self._error:
             self._cut()
         return None
+
+    def _digested(self) -> None:
+        """All encrypted bytes that came have been looked at. UpstreamError if the peer sends too many of no use."""
+        self._barren = 0 if self._fruitful else self._barren + self._buffered
+        self._fruitful = False
+        self._unflushed += self._buffered
+        self._buffered = 0
+        if self.info and (self._barren or self._unflushed > BARREN):
+            self._unflushed = 0
+            try:
+                self._flush()  # answers to key updates, alerts: they must not pile up
+            except OSError as error:
+                self._error = self._error or error
+            if self._barren > BARREN:
+                self._error = ConnectionAbortedError(errno.ECONNABORTED, "the peer sends TLS records that carry nothing")
+                raise UpstreamError(f"{self.destination.host} sends TLS records that carry nothing")
 
     def _cut(self) -> NoReturn:
         if self._error:
@@ -417,65 +455,3 @@ class Connection:
             self._writer = None
         if self._error:
             raise self._error
-
-
-class Framing:
-    """Follows the records of a TLS stream: OpenSSL keeps the beginning of one to itself, and does not say that it has it."""
-
-    __slots__ = ("_header", "_left")
-
-    def __init__(self) -> None:
-        self._header = b""
-        self._left = 0
-
-    @property
-    def inside_record(self) -> bool:
-        """The bytes so far end in the middle of a record."""
-        return bool(self._left or self._header)
-
-    def feed(self, data: bytes) -> None:
-        at = self._left
-        size = len(data)
-        if at > size:
-            self._left -= size
-            return
-        header = self._header
-        while at < size:
-            if header or size - at < 5:
-                need = 5 - len(header)
-                header += data[at : at + need]
-                at += need
-                if len(header) < 5:
-                    break
-                at += header[3] << 8 | header[4]
-                header = b""
-            else:
-                at += 5 + (data[at + 3] << 8 | data[at + 4])
-        self._header = header
-        self._left = 0 if header else max(0, at - size)
-
-
-def error_word(error: SSL.Error) -> str:
-    """OpenSSL's reason as ssl.SSLError.reason has it: "WRONG_VERSION_NUMBER"."""
-    if isinstance(error, SSL.SysCallError | SSL.ZeroReturnError):
-        return "UNEXPECTED_EOF"
-    entries = error.args[0] if error.args and isinstance(error.args[0], list) else []
-    for entry in entries:
-        if len(entry) == 3 and entry[2]:
-            return str(entry[2]).upper().replace(" ", "_").replace("-", "_")
-    return "UNKNOWN"
-
-
-def in_words(reason: str) -> str:
-    """For people: what such an error usually means."""
-    known = {
-        "WRONG_VERSION_NUMBER": "the peer does not speak TLS",
-        "PACKET_LENGTH_TOO_LONG": "the peer does not speak TLS",
-        "UNSUPPORTED_PROTOCOL": "the peer speaks no TLS version that is allowed (1.2 or newer)",
-        "TLSV1_ALERT_PROTOCOL_VERSION": "the peer refuses our TLS versions (1.2 or newer)",
-        "SSLV3_ALERT_HANDSHAKE_FAILURE": "the peer refuses all of our ciphers, or wants a client certificate",
-        "UNEXPECTED_EOF": "the peer closed the connection",
-        "UNEXPECTED_EOF_WHILE_READING": "the peer closed the connection",
-    }
-    word = reason.lower().replace("_", " ")
-    return f"{known[reason]} ({word})" if reason in known else word

@@ -9,24 +9,21 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections import Counter, OrderedDict, deque
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+import random
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Iterable
 
 from agentfw.agents import Agent
 from agentfw.destination import Destination
-from agentfw.errors import AgentfwError, ConnectError, Denied, HookError, UpstreamError
-from agentfw.upstream import TlsInfo
+from agentfw.errors import AgentfwError, ConnectError, Denied, HookError, Overloaded, TlsError, UpstreamError
 from OpenSSL import SSL
 
 from .connection import Connection
-from .trust import Versions
+from .groups import SESSION_AGE, SESSIONS, Cluster, Group, Key, Limits, Waiter
+from .lease import Lease
 
 log = logging.getLogger("agentfw.tls")
 
-SESSIONS = 4
-"""TLS sessions kept for resumption a group; each is used once."""
-SESSION_AGE = 3600.0
 AGENT_IDLE = 32
 """Unused connections held open for one agent alone, over all destinations; the one unused for longest goes. A pool that is shared
 has `Limits.max_idle` instead."""
@@ -36,78 +33,23 @@ EAGER = 4
 `Limits.patience`: a burst of short calls shares a few, long calls get one each."""
 AGAIN = 0.01
 """Seconds after which it is looked at again whether those who wait should wait."""
-REPLACE = 8
-"""Connections that a lease tries before its first byte."""
+BACKOFF = (0.5, 60.0)
+"""Seconds to the second attempt to open ahead of need, doubled with each further failure, and at most."""
+RETRY_AFTER = (1.0, 30.0)
+"""Seconds that those who are turned away are told to wait, at least and at most."""
+
+OPERATOR = Agent("agentfw", "agentfw")
+"""For whom connections are opened ahead of need."""
+
+COUNTERS = (
+    "handshakes", "resumed", "reused", "queued", "overflow", "pending_overflow", "cx_overflow", "agent_overflow",
+    "queue_timeout", "retry", "retry_overflow", "failed", "retired_dirty", "retired_idle", "retired_age", "retired_requests",
+    "retired_denied", "retired_drained", "closed_by_peer", "replaced",
+)  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """Everything that makes two connections differ. Client certificates there are none."""
-
-    destination: Destination
-    alpn: tuple[str, ...]
-    versions: Versions
-    tenant: str
-    """Labels for shared hosts; else the agent's id."""
-    cas: tuple[bytes, ...] = ()
-    """Authorities of the agent's own (DER) that are trusted besides the operator's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Counts, and seconds."""
-
-    max_connections: int
-    max_pending: int
-    max_requests: int
-    max_opening: int
-    max_idle: int
-    agent_connections: int
-    idle_timeout: float
-    max_age: float
-    connect_timeout: float
-    queue_timeout: float
-    patience: float
-
-
-@dataclass(slots=True, eq=False)
-class _Waiter:
-    agent: Agent
-    future: asyncio.Future[Connection]
-    number: int
-
-
-@dataclass(slots=True, eq=False)
-class Group:
-    """Connections of one key. `idle`: newest last."""
-
-    key: Key
-    shared: bool
-    keep: int = 0
-    """Open at least so many, ahead of need."""
-    idle: list[Connection] = field(default_factory=list)
-    leased: set[Connection] = field(default_factory=set)
-    opening: int = 0
-    waiters: OrderedDict[str, deque[_Waiter]] = field(default_factory=OrderedDict)
-    """By agent; the first agent's turn is next."""
-    waiting: int = 0
-    sessions: deque[tuple[float, SSL.Session]] = field(default_factory=lambda: deque(maxlen=SESSIONS))
-    not_before: float = 0.0
-    """Of the next attempt to open ahead of need, after a failure."""
-    full_until: float = 0.0
-    """The peer takes no more connections; those in use have to do."""
-    last_failure: AgentfwError | None = None
-    duration: float | None = None
-    """Moving average of what a lease that was used took."""
-    again: asyncio.TimerHandle | None = None
-
-    @property
-    def total(self) -> int:
-        return len(self.idle) + len(self.leased) + self.opening
-
-    @property
-    def unused(self) -> bool:
-        return not (self.idle or self.leased or self.opening or self.waiting or self.keep)
+class Abandoned(Exception):
+    """The group's kind of connection is not made any more: a reload changed what its key stands for."""
 
 
 class Pool:
@@ -124,6 +66,7 @@ class Pool:
         self.limits = limits
         self.counters = counters
         self.groups: dict[Key, Group] = {}
+        self.clusters: dict[Destination, Cluster] = {}
         self._open_connection = open_connection
         self._check_address = check_address
         self._loop = asyncio.get_running_loop()
@@ -132,26 +75,33 @@ class Pool:
         self._own: dict[str, OrderedDict[Connection, Group]] = {}  # by tenant: those last put to rest, where nobody shares
         self._number = 0
         self._closed = False
+        self._abandoned: set[Group] = set()  # still in use
+
+    def now(self) -> float:
+        """Loop time."""
+        return self._loop.time()
 
     # ---- leases ----
 
     async def lease(self, key: Key, agent: Agent, *, shared: bool) -> Lease:
-        """A clean, verified connection, held for one agent until `release()`. UpstreamError, Denied."""
+        """A clean, verified connection, held for one agent until `release()`. UpstreamError (Overloaded), Denied, Abandoned."""
         if self._closed:
             raise UpstreamError("the connection pool has been closed")
         group = self.group(key, shared=shared)
         if self._held_by[agent.id] >= self.limits.agent_connections:
-            self.counters["overflow"] += 1
-            raise ConnectError(key.destination, errno.EAGAIN, "this agent has too many connections open")
+            self._overflow("agent_overflow")
+            raise Overloaded(f"too many connections of this agent are open or waited for ({self.limits.agent_connections})")
         self._held_by[agent.id] += 1
         try:
-            connection = await self._acquire(group, agent)
+            connection = await self.acquire(group, agent)
         except BaseException:
-            self._let_go(agent)
+            self.let_go(agent)
             raise
-        return Lease(self, group, agent, connection)
+        retry = bool(group.cluster.claims) and group.cluster.begin_retry(agent)
+        return Lease(self, group, agent, connection, retry)
 
-    def _let_go(self, agent: Agent) -> None:
+    def let_go(self, agent: Agent) -> None:
+        """A lease, or the wait for one, has ended."""
         self._held_by[agent.id] -= 1
         if self._held_by[agent.id] <= 0:
             del self._held_by[agent.id]
@@ -161,52 +111,89 @@ class Pool:
         if group is None:
             if len(self.groups) >= GROUPS:
                 for each in [each for each in self.groups.values() if each.unused]:
-                    del self.groups[each.key]
-            group = self.groups[key] = Group(key, shared)
+                    self._forget(each)
+            cluster = self.clusters.get(key.destination)
+            if cluster is None:
+                cluster = self.clusters[key.destination] = Cluster(key.destination)
+            group = self.groups[key] = cluster.groups[key] = Group(key, shared, cluster)
         return group
 
-    async def _acquire(self, group: Group, agent: Agent) -> Connection:
+    def _forget(self, group: Group) -> None:
+        cluster = group.cluster
+        del self.groups[group.key], cluster.groups[group.key]
+        if not cluster.groups and not cluster.connections:
+            self.clusters.pop(cluster.destination, None)
+
+    async def acquire(self, group: Group, agent: Agent) -> Connection:
+        """A connection of this group, lent to `agent`. As `lease()`."""
         if self._closed:
             raise UpstreamError("the connection pool has been closed")
-        if not group.waiting:
+        if group.abandoned:
+            raise Abandoned
+        cluster = group.cluster
+        if not group.waiting and cluster.requests < self.limits.max_requests:
             connection = self._take_idle(group, agent)
             if connection is not None:
                 return connection
-        if group.waiting >= self.limits.max_pending:
-            self.counters["overflow"] += 1
-            raise ConnectError(group.key.destination, errno.EAGAIN, "too many requests wait for a connection")
+        if cluster.pending >= self.limits.max_pending:
+            self._make_place(cluster, agent)
         self._number += 1
-        waiter = _Waiter(agent, self._loop.create_future(), self._number)
-        group.waiters.setdefault(agent.id, deque()).append(waiter)
-        group.waiting += 1
+        waiter = Waiter(agent, self._loop.create_future(), self._number)
+        group.enqueue(waiter)
         self.counters["queued"] += 1
+        if cluster.connections >= self.limits.max_connections:
+            self.counters["cx_overflow"] += 1
         self._pump(group)
         try:
             async with asyncio.timeout(self.limits.queue_timeout):
                 return await waiter.future
         except TimeoutError:
             self._withdraw(group, waiter)
-            self.counters["overflow"] += 1
-            failure = group.last_failure
-            reason = f"no connection became free in time{f' ({failure})' if failure else ''}"
-            raise ConnectError(group.key.destination, errno.ETIMEDOUT, reason) from None
+            self._overflow("queue_timeout")
+            failure = f" ({group.last_failure})" if group.last_failure else ""
+            text = f"no connection to {group.key.destination} became free in {self.limits.queue_timeout:g} s{failure}"
+            raise Overloaded(text, self._retry_after(group)) from None
         except asyncio.CancelledError:
             self._withdraw(group, waiter)
             raise
 
-    def _withdraw(self, group: Group, waiter: _Waiter) -> None:
+    def _overflow(self, what: str) -> None:
+        self.counters["overflow"] += 1
+        self.counters[what] += 1
+
+    def _retry_after(self, group: Group) -> float:
+        """Seconds until the queue will be about empty, as calls took so far."""
+        estimate = (group.waiting + 1) * (group.duration or 1.0) / max(1, group.total)
+        return min(max(estimate, RETRY_AFTER[0]), RETRY_AFTER[1])
+
+    def _make_place(self, cluster: Cluster, agent: Agent) -> None:
+        """The queue is full. Overloaded for the newcomer, unless another agent has a greater part of the queue: then for that
+        one's latest request, so that none can fill it alone."""
+        self._overflow("pending_overflow")
+        greediest, longest, own = None, 1, 0
+        for group, queue in cluster.queued():
+            if queue[0].agent.id == agent.id:
+                own += len(queue)
+            elif len(queue) > longest:
+                greediest, longest = (group, queue), len(queue)
+        text = f"too many requests wait for a connection to {cluster.destination} ({self.limits.max_pending})"
+        if greediest is None or longest <= own + 1:
+            queues = list(cluster.queues.values())
+            raise Overloaded(text, self._retry_after(queues[0]) if queues else RETRY_AFTER[0])
+        group, queue = greediest
+        waiter = queue[-1]
+        group.remove(waiter)
+        if not waiter.future.done():
+            waiter.future.set_exception(Overloaded(text, self._retry_after(group)))
+
+    def _withdraw(self, group: Group, waiter: Waiter) -> None:
         """The one who waited is gone; a connection that it had been given meanwhile goes to the next."""
         future = waiter.future
         if future.done() and not future.cancelled():
             if future.exception() is None:
                 self.give_back(group, future.result(), reusable=True)
             return
-        queue = group.waiters.get(waiter.agent.id)
-        if queue and waiter in queue:
-            queue.remove(waiter)
-            group.waiting -= 1
-            if not queue:
-                del group.waiters[waiter.agent.id]
+        group.remove(waiter)
         future.cancel()
 
     def _take_idle(self, group: Group, agent: Agent) -> Connection | None:
@@ -217,7 +204,7 @@ class Pool:
             connection.on_idle_event = None
             reason = connection.soiled() or self._worn(connection, now)
             if reason:
-                self._retire(group, connection, reason)
+                self.retire(group, connection, reason)
                 continue
             try:
                 self._check_address(agent, group.key.destination, connection.address)
@@ -225,9 +212,9 @@ class Pool:
                 if group.shared:  # others may use it
                     self._put_idle(group, connection)
                     return None
-                self._retire(group, connection, "denied")
+                self.retire(group, connection, "denied")
                 continue
-            self._lend(group, connection)
+            self._lend(group, connection, agent)
             return connection
         return None
 
@@ -235,8 +222,11 @@ class Pool:
         """It has been open long enough for the peer to lose interest."""
         return connection.leases > 1 or self._loop.time() - connection.opened_at > 1.0
 
-    def _lend(self, group: Group, connection: Connection) -> None:
+    def _lend(self, group: Group, connection: Connection, agent: Agent) -> None:
         group.leased.add(connection)
+        group.cluster.requests += 1
+        group.borrowed(agent)
+        connection.borrower = agent
         connection.leases += 1
         connection.lent_at = self._loop.time()
         connection.idle_since = 0.0
@@ -244,26 +234,39 @@ class Pool:
         if connection.leases > 1:
             self.counters["reused"] += 1
 
+    def take_back(self, group: Group, connection: Connection) -> bool:
+        """It is lent no more. False if it was not: the pool has been closed."""
+        if connection not in group.leased:
+            return False
+        group.leased.discard(connection)
+        group.cluster.requests -= 1
+        connection.borrower = None
+        return True
+
     def give_back(self, group: Group, connection: Connection, *, reusable: bool) -> None:
         """The end of a lease. Lent again only if the borrower vouches for it and nothing contradicts."""
-        group.leased.discard(connection)
+        if not self.take_back(group, connection):
+            connection.close()
+            return
         if connection.sent != connection.lent_at_sent:
             took = self._loop.time() - connection.lent_at
             group.duration = took if group.duration is None else 0.8 * group.duration + 0.2 * took
         if not reusable or self._closed:
-            self._retire(group, connection, "not reusable")
+            self.retire(group, connection, "not reusable")
         else:
             reason = connection.soiled() or self._worn(connection, self._loop.time())
             if reason:
-                self._retire(group, connection, reason)
+                self.retire(group, connection, reason)
             else:
                 self._keep_session(group, connection)
                 self._put_idle(group, connection)
-        self._pump(group)
+        self._turn(group)
 
     def _worn(self, connection: Connection, now: float) -> str:
         limits = self.limits
-        if connection.leases >= limits.max_requests:
+        if connection.drained:
+            return connection.drained
+        if connection.leases >= limits.max_requests_per_connection:
             return "requests"
         if now - connection.opened_at >= limits.max_age:
             return "age"
@@ -273,7 +276,7 @@ class Pool:
 
     def _put_idle(self, group: Group, connection: Connection) -> None:
         if len(group.idle) >= self.limits.max_idle:
-            self._retire(group, group.idle.pop(0), "idle")
+            self.retire(group, group.idle.pop(0), "idle")
         connection.idle_since = self._loop.time()
         connection.on_idle_event = lambda each: self._idle_event(group, each)
         group.idle.append(connection)
@@ -284,31 +287,36 @@ class Pool:
             while len(own) > AGENT_IDLE:
                 oldest, its_group = own.popitem(last=False)
                 if oldest in its_group.idle:  # not lent again, nor closed
-                    its_group.idle.remove(oldest)
-                    self._retire(its_group, oldest, "idle")
+                    self.retire_idle(its_group, [oldest], "idle")
 
     def _idle_event(self, group: Group, connection: Connection) -> None:
         """An idle peer said something: a session ticket is fine, anything else is not."""
         reason = connection.soiled()
         if reason:
-            group.idle.remove(connection)
-            self._retire(group, connection, reason)
+            self.retire_idle(group, [connection], reason)
             self._pump(group)
         else:
             self._keep_session(group, connection)
 
-    def _retire(self, group: Group, connection: Connection, reason: str) -> None:
+    def retire_idle(self, group: Group, connections: Iterable[Connection], reason: str) -> None:
+        """Close connections of `group.idle`."""
+        for connection in connections:
+            group.idle.remove(connection)
+            self.retire(group, connection, reason)
+
+    def retire(self, group: Group, connection: Connection, reason: str) -> None:
+        """Close a connection that is neither idle nor lent (any more)."""
         if reason == "bytes":
             self.counters["retired_dirty"] += 1
             log.warning("%s sent bytes that nobody asked for; the connection is closed, not reused", group.key.destination)
         elif reason == "closed":
             self.counters["closed_by_peer"] += 1
-        elif reason in ("idle", "age", "requests", "denied"):
+        elif reason in ("idle", "age", "requests", "denied", "drained"):
             self.counters[f"retired_{reason}"] += 1
         connection.close()
 
     def _keep_session(self, group: Group, connection: Connection) -> None:
-        if connection.leases > 1 or (group.sessions and len(group.sessions) == SESSIONS):
+        if connection.leases > 1 or connection.drained or (group.sessions and len(group.sessions) == SESSIONS):
             return
         session = connection.session()
         if session is not None:
@@ -316,34 +324,58 @@ class Pool:
 
     # ---- the queue ----
 
+    def _turn(self, group: Group) -> None:
+        """A connection of `group` became free. If the destination's limit makes other groups wait, it is the next one's turn."""
+        queues = group.cluster.queues
+        limits = self.limits
+        if queues and (group.cluster.connections >= limits.max_connections or group.cluster.requests + 1 >= limits.max_requests):
+            first = next(iter(queues.values()))
+            queues.move_to_end(first.key)
+            if first is not group:
+                self._pump(first)
+        self._pump(group)
+
     def _pump(self, group: Group) -> None:
         """Serve who waits with what is idle, and open what is missing."""
-        while group.waiting:
+        cluster, limits = group.cluster, self.limits
+        while group.waiting and cluster.requests < limits.max_requests:
             agent = next(iter(group.waiters.values()))[0].agent
             connection = self._take_idle(group, agent)
             if connection is None:
                 break
             self._serve(group, connection)
+        if self._closed:
+            return
         now = self._loop.time()
         missing = 0
         if not (group.leased and now < group.full_until):
             missing = group.waiting - group.opening
+        wanted = missing > 0
         if now >= group.not_before:
             missing = max(missing, group.keep - group.total)
-        if self._closed:
-            return
-        while missing > 0 and group.opening < self.limits.max_opening and group.total < self.limits.max_connections:
+        while missing > 0 and group.opening < limits.max_opening:
             if not self._worth_opening(group, now):
+                break
+            if cluster.connections >= limits.max_connections and not (wanted and self._make_room(group)):
                 break
             missing -= 1
             group.opening += 1
+            cluster.connections += 1
             first = next(iter(group.waiters.values()))[0].agent if group.waiters else OPERATOR
             task = self._loop.create_task(self._open(group, first, self._number), name=f"tls {group.key.destination}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+        if not group.again and (group.waiting or group.keep > group.total):
+            delay = AGAIN if group.waiting else max(group.not_before - now, AGAIN)
+            group.again = self._loop.call_later(delay, self._look_again, group)
 
-        if group.waiting and not group.again:
-            group.again = self._loop.call_later(AGAIN, self._look_again, group)
+    def _make_room(self, group: Group) -> bool:
+        """Close an idle connection of another group of this destination."""
+        found = group.cluster.oldest_idle()
+        if found is None or found[0] is group:
+            return False
+        self.retire_idle(found[0], [found[1]], "idle")
+        return True
 
     def _look_again(self, group: Group) -> None:
         group.again = None
@@ -361,20 +393,9 @@ class Pool:
             took = max((now - each.lent_at for each in group.leased), default=0.0)
         return group.waiting * took > self.limits.patience * total
 
-    def _next(self, group: Group) -> _Waiter:
-        """The next in turn: agents one after the other, each agent's own in order."""
-        agent_id, queue = next(iter(group.waiters.items()))
-        waiter = queue.popleft()
-        group.waiting -= 1
-        if queue:
-            group.waiters.move_to_end(agent_id)
-        else:
-            del group.waiters[agent_id]
-        return waiter
-
     def _serve(self, group: Group, connection: Connection) -> None:
         """`connection` is lent (in group.leased) and goes to the next in turn."""
-        waiter = self._next(group)
+        waiter = group.next()
         if waiter.future.done():
             self.give_back(group, connection, reusable=True)
         else:
@@ -399,25 +420,33 @@ class Pool:
             failure = UpstreamError(f"opening a connection to {group.key.destination} failed: {type(error).__name__}")
         finally:
             group.opening -= 1
+            if connection is None:
+                group.cluster.connections -= 1
+        now = self._loop.time()
         if connection is not None:
-            now = self._loop.time()
             connection.opened_at = now
+            connection.on_close = group.cluster.connection_gone
+            group.cluster.addresses[connection.address] = now
             self.counters["handshakes"] += 1
             self.counters["resumed"] += connection.resumed
             group.not_before = 0.0
+            group.failures = 0
             group.last_failure = None
-            if self._closed:
+            if self._closed or group.abandoned:
                 connection.close()
                 return
             self._put_idle(group, connection)
         else:
             assert failure is not None
             self.counters["failed"] += 1
-            group.not_before = self._loop.time() + 5.0
+            first, most = BACKOFF
+            group.not_before = now + min(first * 2.0 ** min(group.failures, 16), most) * random.uniform(0.75, 1.25)
+            group.failures += 1
             self._fail(group, agent, failure, newest)
         self._pump(group)
 
     def _session(self, group: Group) -> SSL.Session | None:
+        """The newest; each is used once."""
         now = self._loop.time()
         while group.sessions:
             stored, session = group.sessions.pop()
@@ -436,24 +465,25 @@ class Pool:
             concerned = []
         else:
             concerned = [waiter for queue in group.waiters.values() for waiter in queue if waiter.number <= newest]
-        if agent is OPERATOR:
+        if agent is OPERATOR and (group.failures & (group.failures - 1)) == 0:  # the 1st, 2nd, 4th, ... in a row
             log.warning("cannot open a connection to %s ahead of need: %s", group.key.destination, failure)
         for waiter in concerned:
             if not waiter.future.done():
-                waiter.future.set_exception(failure)
-            queue = group.waiters[waiter.agent.id]
-            queue.remove(waiter)
-            group.waiting -= 1
-            if not queue:
-                del group.waiters[waiter.agent.id]
+                waiter.future.set_exception(_copy(failure))
+            group.remove(waiter)
 
     # ---- upkeep ----
 
     def keep_open(self, key: Key, count: int) -> None:
-        """Hold `count` connections, opened now and again when they go."""
+        """Hold `count` connections, opened now and again when they go; 0: no more than what is needed."""
         group = self.group(key, shared=True)
-        group.keep = min(count, self.limits.max_connections)
+        group.keep = min(count, self.limits.max_connections, self.limits.max_idle)
         self._pump(group)
+
+    def replenish(self, group: Group) -> None:
+        """Connections of it were closed: open what is missing."""
+        if not self._closed:
+            self._pump(group)
 
     def sweep(self) -> None:
         """Every few seconds: close what is old or idle for too long, replace what is to be kept, forget empty groups."""
@@ -462,13 +492,32 @@ class Pool:
             for connection in list(group.idle):
                 reason = connection.soiled() or self._worn(connection, now)
                 if reason:
-                    group.idle.remove(connection)
-                    self._retire(group, connection, reason)
+                    self.retire_idle(group, [connection], reason)
             self._pump(group)
             while group.sessions and now - group.sessions[0][0] >= SESSION_AGE:
                 group.sessions.popleft()
             if group.unused and not group.sessions:
-                del self.groups[group.key]
+                self._forget(group)
+        self._abandoned = {group for group in self._abandoned if not group.unused}
+        for cluster in [each for each in self.clusters.values() if not each.groups and not each.connections]:
+            del self.clusters[cluster.destination]
+
+    def abandon(self, group: Group) -> None:
+        """What it stands for is no longer configured: nobody gets its connections, those in use are closed when their lease
+        ends, and who waits asks again (Abandoned)."""
+        group.abandoned = True
+        group.keep = 0
+        group.sessions.clear()
+        for connection in group.leased:
+            connection.drained = "drained"
+        self.retire_idle(group, list(group.idle), "drained")
+        for waiter in [waiter for queue in group.waiters.values() for waiter in queue]:
+            group.remove(waiter)
+            if not waiter.future.done():
+                waiter.future.set_exception(Abandoned())
+        self._forget(group)
+        if not group.unused:
+            self._abandoned.add(group)
 
     def agent_gone(self, agent: Agent) -> None:
         """Its own connections are closed. (Its leases end with its flows.)"""
@@ -477,7 +526,7 @@ class Pool:
             self._empty(group)
             group.sessions.clear()
             if group.unused:
-                del self.groups[group.key]
+                self._forget(group)
 
     def _empty(self, group: Group) -> None:
         for connection in group.idle:
@@ -491,7 +540,7 @@ class Pool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for group in self.groups.values():
+        for group in (*self.groups.values(), *self._abandoned):
             self._empty(group)
             for connection in list(group.leased):
                 connection.close()
@@ -505,17 +554,14 @@ class Pool:
             if group.again:
                 group.again.cancel()
         self.groups.clear()
+        self.clusters.clear()
+        self._abandoned.clear()
         self._own.clear()
 
     def statistics(self) -> dict[str, int | float]:
-        counters = self.counters
-        names = (
-            "handshakes", "resumed", "reused", "queued", "overflow", "failed", "retired_dirty", "retired_idle", "retired_age",
-            "retired_requests", "retired_denied", "closed_by_peer", "replaced",
-        )  # fmt: skip
-        groups = self.groups.values()
+        groups = (*self.groups.values(), *self._abandoned)
         return {
-            **{name: counters[name] for name in names},
+            **{name: self.counters[name] for name in COUNTERS},
             "held": sum(len(group.idle) for group in groups),
             "leased": sum(len(group.leased) for group in groups),
             "opening": sum(group.opening for group in groups),
@@ -523,88 +569,14 @@ class Pool:
         }
 
 
-OPERATOR = Agent("agentfw", "agentfw")
-"""For whom connections are opened ahead of need."""
-
-
-class Lease:
-    """`agentfw.upstream.Upstream`: a connection as one agent sees it. After `release()` it leads nowhere."""
-
-    def __init__(self, pool: Pool, group: Group, agent: Agent, connection: Connection) -> None:
-        self._pool = pool
-        self._group = group
-        self._agent = agent
-        self._connection: Connection | None = connection
-        self._address = connection.address
-        self._info = connection.info
-        self._reused = pool.has_waited(connection)
-        self._touched = False
-
-    @property
-    def destination(self) -> Destination:
-        return self._group.key.destination
-
-    @property
-    def tls(self) -> TlsInfo | None:
-        return self._info
-
-    @property
-    def address(self) -> str:
-        return self._address
-
-    @property
-    def reused(self) -> bool:
-        return self._reused
-
-    async def send(self, data: bytes) -> None:
-        """As in Upstream. A connection that is dead or soiled before the first byte goes out is replaced without a word."""
-        connection = self._live()
-        if not self._touched:
-            self._touched = True
-            for _ in range(REPLACE):
-                if not connection.soiled():
-                    break
-                connection = await self._replace(connection)
-            else:
-                raise UpstreamError(f"connections to {connection.destination.host} die as soon as they are used")
-        await connection.send(data)
-
-    async def receive(self, limit: int = 65536) -> bytes:
-        self._touched = True
-        return await self._live().receive(limit)
-
-    async def send_eof(self) -> None:
-        self._touched = True
-        self._live().send_eof()
-
-    def release(self, *, reusable: bool = False) -> None:
-        connection, self._connection = self._connection, None
-        if connection is None:
-            return
-        self._pool._let_go(self._agent)
-        if connection not in self._group.leased:  # the pool has been closed
-            connection.close()
-            return
-        self._pool.give_back(self._group, connection, reusable=reusable)
-
-    def _live(self) -> Connection:
-        if self._connection is None:
-            raise UpstreamError("the connection was released")
-        return self._connection
-
-    async def _replace(self, dead: Connection) -> Connection:
-        pool, group = self._pool, self._group
-        pool.counters["replaced"] += 1
-        group.leased.discard(dead)
-        pool._retire(group, dead, dead.soiled())
-        self._connection = None
-        try:
-            connection = await pool._acquire(group, self._agent)
-        except BaseException:
-            pool._let_go(self._agent)
-            raise
-        self._connection = connection
-        self._address = connection.address
-        self._info = connection.info
-        self._reused = pool.has_waited(connection)
-        return connection
+def _copy(failure: AgentfwError) -> AgentfwError:
+    """One exception raised in many tasks would grow all their tracebacks."""
+    if type(failure) is TlsError:
+        return TlsError(
+            str(failure), reason=failure.reason, verify_code=failure.verify_code, verify_message=failure.verify_message
+        )
+    if type(failure) is ConnectError:
+        copy = ConnectError(failure.destination, failure.errno)
+        copy.args = failure.args
+        return copy
+    return failure
