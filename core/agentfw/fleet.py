@@ -154,6 +154,8 @@ class _Run:
         self.statistics: VmStatistics | None = None
         self.acknowledged = False
         self.failure = ""
+        self.stopped = ""
+        """Why a plugin ended it."""
         self.waiting_signals: list[int] = []
 
     def signal(self, number: int) -> None:
@@ -162,6 +164,11 @@ class _Run:
             self.host.cell.signal(self.vm, number)
         else:
             self.waiting_signals.append(number)
+
+    def stop(self, reason: str) -> None:
+        """`Runtime.stop_agent()`."""
+        self.stopped = self.stopped or reason
+        self.kill()
 
     def kill(self) -> None:
         """A cell that does not obey (it was stopped, or hangs in a host's file system) is killed with all its VMs."""
@@ -405,6 +412,7 @@ class Fleet:
         run = _Run(agent, host, vm)
         host.runs[vm] = run
         self._runs.add(run)
+        self.runtime.can_stop(agent, run.stop)
         helpers: list[asyncio.Task[None]] = []
         timed_out = False
         try:
@@ -432,6 +440,7 @@ class Fleet:
             await asyncio.gather(*outputs)  # all it wrote, before its end is told
         finally:
             self._runs.discard(run)
+            self.runtime.can_stop(agent, None)
             if not run.exited.done():  # we are being cancelled: the VM's number is free only when it has ended
                 run.kill()
                 await asyncio.wait([run.exited], timeout=KILL_SECONDS)
@@ -440,6 +449,8 @@ class Fleet:
             await asyncio.gather(*helpers, return_exceptions=True)
         if timed_out:
             return self._done(agent, ExitReport("timeout", text="timed out", seconds=seconds), run.statistics)
+        if run.stopped and ended.kind == "killed":
+            return self._done(agent, ExitReport("killed", text=run.stopped, seconds=seconds), run.statistics)
         if ended.kind == "internal" and ended.text.startswith("snapshot: "):  # damaged, or of another machine: no use to anybody
             self.store.discard(self._key)
         if run.failure or (not run.acknowledged and ended.kind == "code" and ended.code in (0, 125)):

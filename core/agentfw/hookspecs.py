@@ -129,7 +129,7 @@ def request(agent: Agent, destination: Destination, head: RequestHead, tls: TlsI
 def response(agent: Agent, destination: Destination, request: RequestHead, head: ResponseHead) -> Awaitable[None] | None:
     """The response head that came for it (the final one, or that of a switch of protocols, 101), before the agent sees it; may
     change status and headers, and append to `head.transforms` to see or change the body, or what the server sends after the
-    switch, as it streams. All implementations are called."""
+    switch, as it streams, or to `head.observers` to see what the agent is sent. All implementations are called."""
 
 
 @hookspec

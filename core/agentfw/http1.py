@@ -36,6 +36,10 @@ BodyTransform = Callable[[bytes, bool], bytes]
 """(piece, it is the last) -> what to pass on; may hold bytes back until the next piece, must give all at the last."""
 
 
+BodyObserver = Callable[[bytes, bool], None]
+"""(piece, it is the last): told each piece, the last one too if it is empty."""
+
+
 class Headers:
     """Header fields in the order they came; names compare without case. Values are text (latin-1 on the wire).
 
@@ -156,13 +160,17 @@ class RequestHead:
 class ResponseHead:
     """`transforms` are applied to the decoded (unchunked) body in order; when there are any, the relay frames the body itself,
     but keeps its Content-Length if all of them have a true attribute `same_length`: as many bytes out as in, in the end. After a
-    switch of protocols (status 101) they get what the server sends from then on."""
+    switch of protocols (status 101) they get what the server sends from then on.
+
+    `observers` are shown the body as it leaves for the agent, after all transforms; what they raise is logged, and ends their
+    watch only. By then the head is as the agent gets it, but for its framing."""
 
     status: int
     reason: str
     headers: Headers
     version: str = "1.1"
     transforms: list[BodyTransform] = field(default_factory=list)
+    observers: list[BodyObserver] = field(default_factory=list)
 
     def __repr__(self) -> str:
         return f"<ResponseHead {self.status}>"

@@ -86,7 +86,7 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     time: float
     """Seconds since 1970, UTC."""
     kind: str
-    """ "denied", "plugin_failed", "internal_error", "report_only", "reload", or a plugin's own ("budget_used_up")."""
+    """ "denied", "plugin_failed", "internal_error", "report_only", "reload", "agent_stopped", or a plugin's own."""
     agent_id: str = ""
     agent: str = ""
     labels: Mapping[str, str] = {}

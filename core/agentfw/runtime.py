@@ -13,7 +13,7 @@ import errno
 import logging
 import socket
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from ipaddress import ip_address
 
@@ -63,6 +63,7 @@ class Runtime:
         self.interceptor = Interceptor()
         self.uses: set[Use] = set()
         """What the open flows have to do with."""
+        self._stoppers: dict[str, Callable[[str], None]] = {}
         self._started = False
         self._reloads = 0
         self._reloading = asyncio.Lock()
@@ -128,6 +129,23 @@ class Runtime:
     async def admit(self, agent: Agent) -> None:
         """An agent is about to start. Whatever a plugin raises is why it may not."""
         await self.plugins.admit(agent)
+
+    def can_stop(self, agent: Agent, stop: Callable[[str], None] | None) -> None:
+        """By whoever runs the agent: how it is ended (with a reason for people); None: it cannot be any more."""
+        if stop is None:
+            self._stoppers.pop(agent.id, None)
+        else:
+            self._stoppers[agent.id] = stop
+
+    def stop_agent(self, agent: Agent, reason: str) -> bool:
+        """End the agent now, as by SIGKILL. `reason`: one line, which whoever runs it tells. False: it does not run."""
+        stop = self._stoppers.get(agent.id)
+        if stop is None:
+            return False
+        self.counters["agents_stopped"] += 1
+        self.audit(AuditEvent.about("agent_stopped", agent, reason=reason))
+        stop(reason)
+        return True
 
     def traffic(self, agent: Agent) -> Traffic:
         """What this agent's flows carried so far. Kept until `agent_exited()`."""

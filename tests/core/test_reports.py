@@ -280,6 +280,74 @@ async def test_transforms_change_the_requests_body(mode: str, chunked: bool) -> 
 
 
 @async_test
+async def test_observers_see_what_the_agent_is_sent() -> None:
+    seen: list[tuple[bytes, bool]] = []
+
+    class Watching:
+        name = "watching"
+
+        @hookimpl
+        def response(self, head: ResponseHead) -> None:
+            def broken(piece: bytes, last: bool) -> None:
+                seen.append((b"broken", last))
+                raise RuntimeError(SECRET)
+
+            head.observers += [broken, lambda piece, last: seen.append((piece, last))]
+
+    class Masking:
+        name = "masking"
+
+        @hookimpl
+        def response(self, head: ResponseHead) -> None:
+            head.headers.remove("x-secret")
+            head.transforms.append(lambda piece, last: piece.replace(b"c", b"*"))
+
+    async with (
+        serving(Recorder(CHUNKED), HOST) as port,
+        running(names(), Loopback(), TlsOnce(), Watching(), Masking()) as runtime,
+    ):
+        await lookup(runtime, HOST)
+        async with guest(runtime, "127.0.0.1", port) as flow:
+            await offload(flow, HOST)
+            await flow.guest_send(GET)
+            assert await flow.guest_read_until(b"0\r\n\r\n")
+    assert [each for each in seen if each[0] == b"broken"] == [seen[0]], "it is asked once"
+    shown_ = [each for each in seen if each[0] != b"broken"]
+    assert b"".join(piece for piece, _ in shown_) == b"ab*de" and [last for _, last in shown_][-1] is True
+
+
+@async_test
+async def test_observers_leave_the_framing_alone() -> None:
+    class Watching:
+        name = "watching"
+
+        @hookimpl
+        def response(self, head: ResponseHead) -> None:
+            head.observers.append(lambda piece, last: None)
+
+    async with serving(Recorder(OK), HOST) as port, running(names(), Loopback(), TlsOnce(), Watching()) as runtime:
+        await lookup(runtime, HOST)
+        async with guest(runtime, "127.0.0.1", port) as flow:
+            await offload(flow, HOST)
+            await flow.guest_send(GET)
+            assert (await read_response(flow))[1]["content-length"] == "2"
+
+
+def test_an_agent_is_stopped_by_whoever_runs_it() -> None:
+    async def body() -> None:
+        watch, reasons = Watch(), list[str]()
+        runtime, agent = make_runtime(watch), make_agent()
+        assert not runtime.stop_agent(agent, "enough")
+        runtime.can_stop(agent, reasons.append)
+        assert runtime.stop_agent(agent, "enough") and reasons == ["enough"]
+        runtime.can_stop(agent, None)
+        assert not runtime.stop_agent(agent, "again")
+        assert [(event.kind, event.reason) for event in watch.events] == [("agent_stopped", "enough")]
+
+    asyncio.run(body())
+
+
+@async_test
 async def test_a_request_without_a_body_meets_no_transform() -> None:
     server, watch = Recorder(OK), Watch("transform")
     async with serving(server, HOST) as port, running(names(), Loopback(), TlsOnce(), watch) as runtime:

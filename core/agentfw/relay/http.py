@@ -20,6 +20,7 @@ from ..errors import AgentfwError, Denied, DestinationError, HookError, Overload
 from ..http1 import (
     LAST_CHUNK,
     NO_BODY,
+    BodyObserver,
     BodyReader,
     BodyTransform,
     Framing,
@@ -558,6 +559,7 @@ class BodyWriter:
 
     def __init__(self, head: ResponseHead, framing: Framing, lengths: list[str], request: RequestHead) -> None:
         self._transforms: list[BodyTransform] = head.transforms if framing is not NO_BODY else []
+        self._observers: list[BodyObserver] = list(head.observers) if framing is not NO_BODY else []
         self._chunked = False
         self.delimited = True
         """The guest can tell where the body ends."""
@@ -580,9 +582,19 @@ class BodyWriter:
         """What to send for the next piece of the body."""
         for transform in self._transforms:
             piece = transform(piece, last)
+        if self._observers and (piece or last):
+            self._show(piece, last)
         if not self._chunked:
             return piece
         return encode_chunk(piece) + (LAST_CHUNK if last else b"")
+
+    def _show(self, piece: bytes, last: bool) -> None:
+        for observer in tuple(self._observers):
+            try:
+                observer(piece, last)
+            except Exception as error:  # its message may quote the body
+                self._observers.remove(observer)
+                log.error("an observer of a response failed: %s", type(error).__name__)
 
 
 def find_response_head_end(buffer: bytes) -> int:
