@@ -24,6 +24,7 @@ from typing import Any, Literal, Protocol
 
 from agentfw_vmm import Cell, CellError, GuestFlow, VmExit, VmStatistics
 
+from . import guest_trust
 from .agents import Agent, ExitReport
 from .errors import AgentfwError, HookError
 from .guestfs import HOME
@@ -258,6 +259,7 @@ class Fleet:
         self._numbers = itertools.count(1)
         self._stopped = False
         self._key = b""
+        self._trust: dict[str, Any] = {}
 
     async def __aenter__(self) -> Fleet:
         await self.start()
@@ -270,6 +272,7 @@ class Fleet:
         """Make or find the template, start the cells."""
         snapshot, self._key = await self.store.get(self.template, self._progress, self._on_line)
         await self._rehearse(snapshot, self._key)
+        self._trust = self._with_authority()
         count = -(-self.size // CELL_VMS)
         runners = max(1, min(4, len(os.sched_getaffinity(0)) // count))
         try:
@@ -308,6 +311,15 @@ class Fleet:
         finally:
             part.unlink(missing_ok=True)
 
+    def _with_authority(self) -> dict[str, Any]:
+        """What makes guests trust the fleet's authority, if TLS of theirs may be intercepted: of a cell's configuration."""
+        if not self.runtime.plugins.may_intercept:
+            return {}
+        view = self.template.view
+        laid = guest_trust.files(view, self.template.interpreter.path, self.runtime.interceptor.authority)
+        mounts = [mount for path, mount in view.mounts.items() if path not in laid]
+        return {"files": {**view.files, **laid}, "mounts": mounts}
+
     async def _start_cell(self, snapshot: Path, key: bytes, vms: int, runners: int) -> None:
         host = _Host(self)
         hot = self.store.hot_path(key)
@@ -319,6 +331,7 @@ class Fleet:
             hot_in=hot if hot.exists() else None,
             key=key,
             trace=self._trace,
+            **self._trust,
         )
         try:
             host.cell = await Cell.start(config, host)
@@ -469,6 +482,8 @@ class Fleet:
         try:
             async with asyncio.timeout(ACK_SECONDS):
                 variables = {**self.runtime.plugins.environment(run.agent), **job.env}
+                if self._trust:
+                    variables = {**guest_trust.variables(variables), **variables}
                 await stream.send(replace(job, env=variables).frame(ack))
                 answer = await _frame(stream)
             if answer.get("ready") != ack:

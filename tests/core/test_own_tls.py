@@ -21,6 +21,8 @@ from agentfw.relay import own_tls
 from agentfw.relay.hello import alpn, client_hello, server_name
 from agentfw.runtime import Runtime
 from agentfw.testing import MemoryFlow, make_agent
+from agentfw_credentials import Config, RuleConfig
+from agentfw_credentials import Plugin as Credentials
 from agentfw_native import Config as NativeConfig
 from agentfw_native import Plugin as Native
 from cryptography import x509
@@ -153,6 +155,37 @@ async def test_requests_inside_are_the_same_as_offloaded_ones() -> None:
     assert {each.scheme for each in says.allowed[1:]} == {"https"}
     assert tls.requests[0].alpn == ("http/1.1",) and server.connections == 1
     assert runtime.counters["tls_intercepted"] == 1
+
+
+@async_test
+async def test_credentials_are_set_and_their_echo_is_masked() -> None:
+    class Silent:
+        name = "says"
+
+        @hookimpl
+        def own_tls(self) -> str:
+            return "intercept"
+
+    def echo(head: bytes) -> bytes:
+        body = b"you sent " + head.lower().split(b"authorization: ")[1].split(b"\r\n")[0]
+        return b"HTTP/1.1 200 OK\r\nX-Echo: %s\r\nContent-Length: %d\r\n\r\n%s" % (body, len(body), body)
+
+    server = Recorder(echo)
+    async with serving(server, "api.test") as port:
+        rule = RuleConfig(f"api.test:{port}", "authorization", "Bearer ${env:KEY}")
+        credentials = Credentials(Config(rule=(rule,)), {"KEY": "sk-real-0123456789"})
+        async with running(Silent(), credentials, TlsOnce(), Names(api_test="127.0.0.1"), Loopback()) as runtime:
+            for key, status in ((b"sk-agentfw-placeholder", b"200"), (b"sk-of-the-agents-own", b"403")):
+                async with guest(runtime, "127.0.0.1", port) as flow:
+                    client = Client(flow, trusting(runtime), "api.test")
+                    await client.handshake()
+                    head = b"GET / HTTP/1.1\r\nHost: api.test:%d\r\nConnection: close\r\nAuthorization: Bearer %s\r\n\r\n"
+                    await client.send(head % (port, key))
+                    answer = b""
+                    while piece := await client.receive():
+                        answer += piece
+                assert answer.split()[1] == status and b"sk-real" not in answer
+    assert len(server.requests) == 1 and b"Bearer sk-real-0123456789" in server.requests[0]
 
 
 @async_test
