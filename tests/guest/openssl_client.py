@@ -108,8 +108,12 @@ def get(host: str, port: int, cafile: str | None = None, path: str = "/", header
                 raise TlsFailure("end of stream")
             client.feed(data)
 
-        while not client.handshake():
-            more()
+        try:
+            while not client.handshake():
+                more()
+        except TlsFailure:
+            sock.sendall(client.output())  # the alert
+            raise
         client.write(f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\n{headers}Connection: close\r\n\r\n".encode())
         answer = b""
         while (piece := client.read()) != b"":
