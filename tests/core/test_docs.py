@@ -18,6 +18,7 @@ import pytest
 from agentfw import Destination, Headers, RequestHead, hookspecs
 from agentfw.config import RunConfig, load_config
 from agentfw.plugins import load_plugins
+from agentfw.plugins.limits import PluginsConfig
 from agentfw.testing import make_agent
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -41,6 +42,7 @@ def test_no_other_hook_is_documented() -> None:
     ("table", "kind"),
     [
         ("run", RunConfig),
+        ("plugins", PluginsConfig),
         ("policy", agentfw_policy.Config),
         ("credentials", agentfw_credentials.RuleConfig),
         ("native", agentfw_native.Config),

@@ -13,7 +13,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,8 @@ import click
 
 from ..errors import AgentfwError
 from .output import Kept, Lines, Plain, Writer, complain, may_read_stdin, progress, say, standard_input
+from .reload import Reloads, Terminal
+from .statistics import split_hooks
 
 if TYPE_CHECKING:
     from ..agents import ExitReport
@@ -35,6 +37,7 @@ AT_ONCE = 256
 """VMs at once; of a larger COUNT the rest wait."""
 STDIN_MAX = 64 << 20
 DESCRIPTORS = 65536
+TRACE_VARIABLES = ["AGENTFW_TRACE_PLUGINS", "AGENTFW_RUN_TRACE_PLUGINS"]
 
 
 class RunError(AgentfwError):
@@ -98,6 +101,9 @@ class Options:
     quiet: bool
     verbose: int
     strace: bool
+    trace_plugins: bool
+    load: Callable[[], Config]
+    """Reads the configuration again."""
     python: str
 
 
@@ -130,6 +136,9 @@ Exit status: the program's; 128+n if signal n ended it (130: Ctrl-C, 137: killed
 @click.option("--stats", is_flag=True, help="Print what the VMs and plugins counted, at the end, on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document with output, ends and counters instead.")
 @click.option("--strace", is_flag=True, help="Print the agents' system calls on stderr.")
+@click.option(
+    "--trace-plugins", is_flag=True, envvar=TRACE_VARIABLES, help="Print each call of a plugin's hook on stderr."
+)
 @click.option("-q", "--quiet", is_flag=True, help="No notes on stderr, errors only.")
 @click.option("-v", "--verbose", count=True, help="More on stderr; -vv: debugging.")
 @click.pass_context
@@ -149,6 +158,7 @@ def run(
     stats: bool,
     as_json: bool,
     strace: bool,
+    trace_plugins: bool,
     quiet: bool,
     verbose: int,
 ) -> int:
@@ -182,6 +192,8 @@ def run(
         quiet=quiet,
         verbose=verbose,
         strace=strace,
+        trace_plugins=trace_plugins,
+        load=lambda: Config() if no_config else load_config(config_file or config.file),
         python=python or sys.executable,
     )
     return _with_loop(options, program)
@@ -358,6 +370,7 @@ async def _run(options: Options, program: Sequence[str]) -> tuple[int, str | Non
     """Exit status, and the document of `--json`."""
     from ..fleet import Fleet
     from ..plugins import load_plugins
+    from ..plugins.tracing import to_stderr
     from ..runtime import Runtime
 
     loop = asyncio.get_running_loop()
@@ -380,20 +393,27 @@ async def _run(options: Options, program: Sequence[str]) -> tuple[int, str | Non
         on_line=(lambda line: say(f"template: {line}")) if options.verbose else lambda line: None,
         trace=options.strace,
     )
+    if options.trace_plugins:
+        manager.trace(to_stderr)
     writers = Writer(1), Writer(2)
+    reloads = Reloads(runtime, options.load, options.quiet)
     stop = _Interrupts(fleet, asyncio.current_task(), options.quiet)
     for number in stop.SIGNALS:
         if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:  # nohup means it
             loop.add_signal_handler(number, stop.received, number)
+    terminal, hangup_ends = Terminal(), signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
+    loop.add_signal_handler(signal.SIGHUP, lambda: _hangup(terminal, stop if hangup_ends else None, reloads))
     started = time.monotonic()
     try:
         await runtime.start()
         try:
+            reloads.begin()
             async with fleet:
                 stop.ready = True
                 results, captured = await _agents(fleet, job, options, writers)
                 counted = runtime.statistics()
         finally:
+            await reloads.end()
             await runtime.stop()
     except asyncio.CancelledError:
         if stop.last is None:
@@ -424,10 +444,18 @@ def _check_kvm() -> None:
             raise RunError(check.detail, check.hint or "run `agentfw doctor`")
 
 
-class _Interrupts:
-    """The first Ctrl-C (SIGTERM, SIGHUP) goes to the agents, the second one kills them."""
+def _hangup(terminal: Terminal, stop: _Interrupts | None, reloads: Reloads) -> None:
+    """SIGHUP. `stop` None: whoever started us wants us to outlive the terminal."""
+    if not terminal.hung_up():
+        reloads.request()
+    elif stop is not None:
+        stop.received(signal.SIGHUP)
 
-    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+class _Interrupts:
+    """The first Ctrl-C, SIGTERM, or loss of the terminal goes to the agents, the second one kills them."""
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self, fleet: Fleet, task: asyncio.Task[Any] | None, quiet: bool) -> None:
         self._fleet = fleet
@@ -595,8 +623,10 @@ def _statistics(results: list[Result], counted: dict[str, Any], seconds: float) 
         ("thread switches", vm.get("n_switch", 0)),
         ("CPU seconds", f"{vm.get('cpu_ns', 0) / 1e9:.3f}"),
     ]  # fmt: skip
-    for name, value in sorted(counted.items()):
+    counters, hooks = split_hooks(counted)
+    for name, value in sorted(counters.items()):
         if value or name in ALWAYS:
             rows.append((name, f"{value:.3f}" if isinstance(value, float) else value))
+    rows += hooks
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
