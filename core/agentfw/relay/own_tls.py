@@ -147,9 +147,9 @@ async def intercept(session: Session, message: bytes, destination: Destination) 
     assert info is not None  # Runtime.connect() saw to it
     flow = TlsFlow(session.flow.flow, runtime.interceptor.authority.context(destination, _alpn(info, request)))
     try:
-        async with asyncio.timeout(HANDSHAKE_SECONDS), session.until_closed():
+        async with asyncio.timeout(HANDSHAKE_SECONDS):  # not until it closes: its alert may be the last that it says
             await flow.handshake(session.take(len(session.buffer)))
-    except (ssl.SSLError, TimeoutError, EOFError) as error:
+    except (ssl.SSLError, TimeoutError, EOFError, BrokenPipeError) as error:
         session.count("tls_interception_failed")
         session.record.failed(error)
         _explain(runtime, agent, destination, error)

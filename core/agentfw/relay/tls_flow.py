@@ -72,7 +72,7 @@ class TlsFlow:
             except ssl.SSLWantReadError:
                 await self._flush()
             except ssl.SSLError:
-                await self._flush()
+                await self._quietly()
                 raise
             data = await self._inner.receive()
             fed += len(data)
