@@ -49,6 +49,8 @@ class VmStatistics:
     n_switch: int
     last_enosys: int
     restore_ns: int
+    refused_paths: int
+    refused_calls: int
 
 
 def statistics(vm: VmStruct) -> VmStatistics:
