@@ -207,7 +207,7 @@ def test_no_spelling_leads_to_what_is_denied(make: MakeVfs, tree: Path) -> None:
 
 
 def test_what_is_open_when_it_is_moved(make: MakeVfs, tree: Path) -> None:
-    """A directory that is moved takes its new path's rules along for handles and the current directory; nothing leaves its rules."""
+    """A directory that is moved comes under its new path's rules, for handles too; nothing leaves its rules."""
     vfs = make(mounts={"/w": (tree / "work", WRITABLE)})
     rule(vfs, deny=["/w/vault/deep/key2", "/w/pub/x/**"])
     for old, new in (
@@ -276,7 +276,8 @@ def test_mounts_that_show_the_same_files(make: MakeVfs, tree: Path) -> None:
         for name in names:
             assert vfs.error("open", name, os.O_WRONLY) == "EROFS", (pattern, name)
     rule(vfs, deny="/inner/deep")
-    for old, new in (("/w/vault/deep", "/w/deep"), ("/again/vault", "/again/v"), ("/w/vault", "/w/v"), ("/inner/deep", "/inner/d")):
+    moves = [("/w/vault/deep", "/w/deep"), ("/again/vault", "/again/v"), ("/w/vault", "/w/v"), ("/inner/deep", "/inner/d")]
+    for old, new in moves:
         assert vfs.error("rename", old, new) == "EACCES", old
     vfs.rename("/w/sub", "/w/sub2")
     assert vfs.read("/again/sub2/.env") == SECRET
@@ -297,7 +298,7 @@ def test_rules_are_counted_and_bounded(make: MakeVfs, tree: Path) -> None:
 
 
 def test_damaged_tables_are_refused(make: MakeVfs) -> None:
-    """Every byte of a table turned over, and cut everywhere: an error or another table, never a crash (AddressSanitizer looks on)."""
+    """Every byte of a table changed, and cut everywhere: an error or another table, never a crash (AddressSanitizer looks on)."""
     vfs = make()
     table = compile_rules([FileRule("/w/**/a?c[!x-z]*d/é", "deny"), FileRule("/tmp/x", "hide")], ["symlink"], ["link"])
     assert vfs.rules(table) == 0
@@ -346,7 +347,8 @@ def reference(pattern: str, path: str) -> bool:
             members = set(inside[1:] if negated else inside)
             if at == len(name):
                 return False
-            return (chr(name[at]) in members and name[at] < 128) != negated and fits(rest, name, character(name, at))
+            found = name[at] < 128 and chr(name[at]) in members
+            return found != negated and fits(rest, name, character(name, at))
         raw = os.fsencode(head)
         return name[at : at + len(raw)] == raw and fits(rest, name, at + len(raw))
 

@@ -262,7 +262,7 @@ class Cell:
         self._begin(vm, lib.AFW_CMD_BOOT, 0, rules)
 
     def restore(self, vm: int, pid: int, rules: bytes = b"") -> None:
-        """Starts VM `vm` from `snapshot_in`; its getpid() will be `pid`. `rules`: what it may not do (`rules.compile_rules()`)."""
+        """Starts VM `vm` from `snapshot_in`; its getpid() will be `pid`. `rules` (`compile_rules()`): what it may not do."""
         self._begin(vm, lib.AFW_CMD_RESTORE, pid, rules)
 
     def _begin(self, vm: int, command: int, argument: int, rules: bytes) -> None:

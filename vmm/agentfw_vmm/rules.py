@@ -1,7 +1,7 @@
 """What one VM may not do, compiled into the table that its cell enforces (struct afw_rules of cell.h).
 
-Patterns are about guest paths as they really are: no symlink, `.` or `..` in them. `*` and `?` stay within a name, `[...]` is one ASCII
-character of a set, `**` is any number of directories. What a pattern matches takes all below it along.
+Patterns are about guest paths as they really are: no symlink, `.` or `..` in them. `*` and `?` stay within a name, `[...]` is one
+ASCII character of a set, `**` is any number of directories. What a pattern matches takes all below it along.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def parse_pattern(pattern: str) -> list[Part]:
     parts: list[Part] = []
     for name in names:
         if name in ("", ".", ".."):
-            raise ValueError(f"patterns are about canonical paths: none has {name!r} in it" if name else "has an empty name in it")
+            raise ValueError(f"canonical paths have no `{name}` in them" if name else "has an empty name in it")
         part = _DEPTH if name == "**" else _part(name)
         if part is not _DEPTH or parts[-1:] != [_DEPTH]:
             parts.append(part)
@@ -138,7 +138,7 @@ def compile_rules(
     """The table for `Cell.restore()`; b"" if nothing is ruled.
 
     deny: names of system calls that fail with `error` (EPERM or ENOSYS); kill: that end the VM with SIGSYS; both of kind "host"
-    or "absent" (`agentfw_vmm.syscalls`). advisory: refused by the guest's own shim. ValueError: a bad pattern or name, or too many.
+    or "absent" (`agentfw_vmm.syscalls`). advisory: refused by the guest's own shim. ValueError: bad patterns or names, too many.
     """
     deny, kill, advisory = list(deny), list(kill), list(advisory)
     if not (files or deny or kill or advisory):

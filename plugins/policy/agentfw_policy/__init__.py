@@ -19,6 +19,9 @@ from typing import Literal
 import msgspec
 from agentfw import Agent, ConfigError, Denied, Destination, hookimpl
 from agentfw.destination import is_address, parse_authority, parse_host
+from agentfw.guest_rules import GuestRules
+
+from .guest import FilesConfig, SyscallsConfig, compiled
 
 MAX_KNOWN = 4096
 """Destinations whose pattern is remembered."""
@@ -33,6 +36,8 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     deny: tuple[str, ...] = ()
     allow_addresses: tuple[str, ...] = ()
     default: Literal["deny", "allow"] = "deny"
+    files: FilesConfig = FilesConfig()
+    syscalls: SyscallsConfig = SyscallsConfig()
     passthrough: bool = True
     """Let agents bring their own TLS (to permitted names). The runtime cannot see inside it."""
 
@@ -124,6 +129,7 @@ class Plugin:
         addresses = tuple(a if "/" in a else f"{a}/{128 if ':' in a else 32}" for a in config.allow_addresses)
         self._addresses = RuleList("allow_addresses", addresses)
         self._counters: Counter[str] = Counter(allowed=0, denied=0)
+        self._guest = compiled(config.files, config.syscalls)
 
     @hookimpl
     def allow(self, agent: Agent, destination: Destination) -> None:
@@ -156,6 +162,10 @@ class Plugin:
         if destination.host == address and self._allowed.match(destination) is not None:
             return True  # the operator wrote this very address
         return None
+
+    @hookimpl
+    def guest_rules(self, agent: Agent) -> GuestRules:
+        return self._guest
 
     @hookimpl
     def statistics(self) -> dict[str, int | float]:
