@@ -71,6 +71,28 @@ def is_public(address: str) -> bool:
     return True
 
 
+@functools.lru_cache(maxsize=4096)
+def embedded(address: str) -> tuple[str, ...]:
+    """The IPv4 addresses that a canonical address carries inside, and that a gateway may lead to: NAT64 (RFC 6052, RFC 8215),
+    6to4 (RFC 3056), Teredo's server and client (RFC 4380), ISATAP (RFC 5214), IPv4-compatible (RFC 4291, 2.5.5.1)."""
+    if ":" not in address:
+        return ()
+    number = int(ipaddress.IPv6Address(address))
+    low, high = number & 0xFFFFFFFF, number >> 96
+    found = []
+    if (number >> 32 == 0 and low > 1) or number >> 32 == int(_NAT64.network_address) >> 32:
+        found.append(low)
+    elif number >> 80 == 0x0064FF9B0001:
+        found += [low, (number >> 64 & 0xFFFF) << 16 | (number >> 40 & 0xFFFF)]
+    elif high >> 16 == 0x2002:
+        found.append(number >> 80 & 0xFFFFFFFF)
+    elif high == 0x20010000:
+        found += [number >> 64 & 0xFFFFFFFF, low ^ 0xFFFFFFFF]
+    if number >> 32 & 0xFFFFFFFF in _ISATAP:
+        found.append(low)
+    return tuple(str(ipaddress.IPv4Address(each)) for each in dict.fromkeys(found))
+
+
 def is_own(address: str) -> bool:
     """The host itself has this (canonical) address now. Asks the routing table; nothing is sent."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

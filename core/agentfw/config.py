@@ -18,6 +18,9 @@ from .errors import ConfigError
 
 FILE_NAME = "agentfw.toml"
 
+MAX_ARRAY = 20_000
+"""Lines in which an array's element is looked for."""
+
 Table = TypeVar("Table", bound=msgspec.Struct)
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`(?: - at `\$(?P<path>[^`]*)`)?")
@@ -70,6 +73,22 @@ class Config:
         found = self.error(f"{name}.{error.key}" if error.key else name, error.message)
         found.hint = error.hint
         return found
+
+    def place(self, key: str) -> str:
+        """Where `key` (as for `error()`) is written, for people: "agentfw.toml:12"; "" if it is not in a file."""
+        if self.file is None or not self._text:
+            return ""
+        path = [int(part) if part.isdecimal() and part.isascii() else part for part in key.split(".")]
+        line = _find_line(self._text, path)
+        if line is None:
+            return ""
+        value = _at(self.tables, list(path))
+        if isinstance(value, str) and isinstance(path[-1], int):  # an element of an array of several lines
+            lines = self._text.splitlines()
+            for number in range(line, min(line + MAX_ARRAY, len(lines)) + 1):
+                if f'"{value}"' in lines[number - 1] or f"'{value}'" in lines[number - 1]:
+                    return f"{self.file.name}:{number}"
+        return f"{self.file.name}:{line}"
 
     def check_tables(self, known: Collection[str]) -> None:
         """ConfigError if there is anything at the top level but [run], [plugins] and tables of these plugins."""

@@ -169,13 +169,21 @@ class MeteredFlow:
         return self.flow.port
 
     def aim(self, meters: Sequence[Meter]) -> None:
-        """The flow's destination is known: these count it too, what it carried so far included. Denied if that is too much."""
-        new = [meter for meter in meters if meter not in self._meters]
-        self._meters = (*self._meters, *new)
-        for meter in new:
-            meter.up += self.up
-            meter.down += self.down
-            meter.passed()
+        """The flow's destination is known: these count it too, what it carried so far included. Denied if that, or one flow
+        more, is too much. `end()` must follow."""
+        for meter in meters:
+            if meter not in self._meters:
+                meter.connect()
+                self._meters = (*self._meters, meter)
+                meter.up += self.up
+                meter.down += self.down
+                meter.passed()
+
+    def end(self) -> None:
+        """It is over, for the meters of its destination."""
+        meters, self._meters = self._meters, ()
+        for meter in meters:
+            meter.disconnect()
 
     def _count(self, up: int, down: int, enforcing: bool) -> None:
         self.up += up

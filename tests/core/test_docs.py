@@ -44,6 +44,9 @@ def test_no_other_hook_is_documented() -> None:
         ("run", RunConfig),
         ("plugins", PluginsConfig),
         ("policy", agentfw_policy.Config),
+        ("[policy.rule]", agentfw_policy.RuleConfig),
+        ("policy.limits", agentfw_policy.LimitsConfig),
+        ("policy.profile.NAME", agentfw_policy.ProfileConfig),
         ("credentials", agentfw_credentials.RuleConfig),
         ("native", agentfw_native.Config),
         ("dns", agentfw_dns_cache.DnsConfig),
@@ -51,7 +54,7 @@ def test_no_other_hook_is_documented() -> None:
     ],
 )
 def test_keys_are_documented(table: str, kind: type) -> None:
-    section = CONFIGURATION.split(f"\n## [{table}]\n")[1].split("\n## ")[0]
+    section = re.split(r"\n##+ ", re.split(rf"\n##+ {re.escape(f'[{table}]')}\n", CONFIGURATION)[1])[0]
     documented = {key for row in re.findall(r"^\| (`[^|]*`) \|", section, re.MULTILINE) for key in re.findall(r"`(\w+)`", row)}
     assert documented == set(kind.__struct_fields__)  # type: ignore[attr-defined]
 

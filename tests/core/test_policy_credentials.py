@@ -71,10 +71,10 @@ def test_deny_wins_and_default_allow() -> None:
     assert verdict(plugin, "tcp", "evil.example", 25) == "policy.deny: evil.example:25"
     assert verdict(plugin, "tcp", "evil.example", 26) == "allowed"
     assert verdict(plugin, "tcp", "1.2.3.4", 26) == "policy.default: deny", "* is every name, not every address"
-    open_ = policy(default="allow", deny=["10.0.0.0/8"], passthrough=False)
+    open_ = policy(default="allow", deny=["10.0.0.0/8"], own_tls="deny")
     assert verdict(open_, "tcp", "whatever.example", 1) == "allowed"
     assert verdict(open_, "tcp", "10.1.1.1", 1) == "policy.deny: 10.0.0.0/8"
-    assert verdict(open_, "tls", "whatever.example", 1) == "policy.passthrough: false"
+    assert verdict(open_, "tls", "whatever.example", 1) == "policy.own_tls: deny"
 
 
 def test_addresses() -> None:

@@ -67,6 +67,7 @@ async def relay(runtime: Runtime, agent: Agent, flow: MeteredFlow) -> None:
         flow.reset()
     finally:
         flow.close()
+        flow.end()
         record.end(runtime, agent)
 
 

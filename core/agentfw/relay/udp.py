@@ -155,8 +155,12 @@ class UdpRelay:
         """The datagrams of one peer, both ways. AgentfwError if it cannot be had."""
         upstream = await self._connect(use, address, port)
         back: asyncio.Task[None] | None = None
+        connected: list[Meter] = []
         try:
             meters = self._runtime.meters(self._agent, upstream.destination)
+            for meter in meters:
+                meter.connect()
+                connected.append(meter)
             back = asyncio.get_running_loop().create_task(self._back(upstream, meters, address, port))
             while True:
                 async with asyncio.timeout(PEER_IDLE):
@@ -174,6 +178,8 @@ class UdpRelay:
                 back.cancel()
                 await asyncio.gather(back, return_exceptions=True)
             upstream.release()
+            for meter in connected:
+                meter.disconnect()
 
     def _metered(self, meters: list[Meter], up: int, down: int) -> bool:
         for meter in meters:
