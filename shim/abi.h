@@ -10,7 +10,7 @@
 #define AFW_ABI_H
 #include <stdint.h>
 
-#define AFW_ABI 1
+#define AFW_ABI 2
 
 /* ---- Guest address space. GVA = GPA; 2 MiB leaves, user+write+exec; GVA 0..2 MiB is not mapped (null dereferences fault,
  * and the page tables, which lie there as GPA, are out of the guest's sight). Everything runs at CPL 3. ---- */
@@ -60,7 +60,15 @@ struct afw_shim_header {
     uint64_t entry_upcall;           /* the cell came in between: see ctl.up_* */
     uint64_t bss_end;
     uint64_t backstop_counter;       /* address of the uint64_t counting LSTAR entries that came from a site (not from entry_site) */
+    uint64_t syscall_table;          /* address of the uint16_t[] by which numbers are dispatched (AFW_TABLE_*); 0: none. The cell, applying
+                                      * afw_rules.guest, copies there what setsid (EPERM) or an unknown number (ENOSYS) has */
 };
+
+#define AFW_TABLE_END 453            /* numbers from here on are unknown, and those in the gap, which the table leaves out */
+#define AFW_TABLE_GAP 335
+#define AFW_TABLE_GAP_SIZE 89
+#define AFW_TABLE_EPERM 112          /* setsid */
+#define AFW_TABLE_ENOSYS 101         /* ptrace */
 
 struct afw_sqe {
     uint16_t op;                     /* enum afw_op */

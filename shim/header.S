@@ -14,4 +14,5 @@
     .quad entry_upcall
     .quad bss_end
     .quad backstop_counter
+    .quad syscall_table
     .section .note.GNU-stack, "", @progbits

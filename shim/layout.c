@@ -5,6 +5,7 @@
 #define CTL_IS(number, field) _Static_assert((number) == CTL_ADDR + offsetof(struct afw_ctl, field), #field)
 #define FRAME_IS(number, field) _Static_assert((number) == offsetof(struct frame, field), #field)
 _Static_assert(BLOB == AFW_SHIM && SHIM_MAGIC == AFW_SHIM_MAGIC && SHIM_ABI == AFW_ABI && CTL_ADDR == AFW_CTL, "abi.h");
+_Static_assert(SYSCALLS == AFW_TABLE_END && GAP_START == AFW_TABLE_GAP && GAP == AFW_TABLE_GAP_SIZE, "abi.h");
 CTL_IS(CTL_RESCHED, resched);
 CTL_IS(CTL_XCR0, xcr0);
 CTL_IS(CTL_UP_RIP, up_rip);
@@ -22,4 +23,4 @@ FRAME_IS(F_RBP, rbp);
 FRAME_IS(F_RBP + 8, rbx);
 FRAME_IS(F_RAX, rax);
 _Static_assert(F_SIZE == sizeof(struct frame), "frame");
-_Static_assert(sizeof(struct afw_shim_header) == 96 && sizeof(struct afw_sqe) == 64, "abi.h");
+_Static_assert(sizeof(struct afw_shim_header) == 104 && sizeof(struct afw_sqe) == 64, "abi.h");

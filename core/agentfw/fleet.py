@@ -422,6 +422,10 @@ class Fleet:
         self, agent: Agent, host: _Host, vm: int, job: Job, streams: Streams, deadline: float | None, started: float
     ) -> Result:
         loop = asyncio.get_running_loop()
+        try:
+            rules = self.runtime.plugins.guest_rules(agent).table()
+        except (AgentfwError, ValueError) as error:
+            return self._done(agent, ExitReport("internal", text=f"not started without its rules: {error}"), None)
         run = _Run(agent, host, vm)
         host.runs[vm] = run
         self._runs.add(run)
@@ -430,9 +434,10 @@ class Fleet:
         timed_out = False
         try:
             try:
-                host.cell.restore(vm, _FIRST_PID + next(self._numbers))
+                host.cell.restore(vm, _FIRST_PID + next(self._numbers), rules)
             except CellError as error:
                 del host.runs[vm]
+                run.exited.set_result(VmExit("internal", 0, 0, str(error)))  # nothing runs: nothing to wait for below
                 return self._done(agent, ExitReport("internal", text=str(error)), None)
             cell = host.cell
             outputs = [

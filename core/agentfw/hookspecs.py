@@ -20,6 +20,7 @@ import pluggy
 if TYPE_CHECKING:
     from .agents import Agent, ExitReport
     from .destination import Destination
+    from .guest_rules import GuestRules
     from .http1 import RequestHead, ResponseHead
     from .metering import Meter
     from .model_calls import ModelCall
@@ -136,6 +137,13 @@ def response(agent: Agent, destination: Destination, request: RequestHead, head:
 def environment(agent: Agent) -> dict[str, str] | None:
     """Variables that this agent has, unless the operator sets them otherwise; of plugins that name the same one, the first wins.
     Called once, before it starts. Never a secret: the agent reads them. Never awaitable."""
+
+
+@hookspec
+def guest_rules(agent: Agent) -> GuestRules | None:
+    """What this agent's virtual machine may not do with files and system calls (`agentfw.guest_rules.GuestRules`). Called once,
+    before it starts; all results count: what one refuses is refused. If a plugin fails here, the agent does not start. Never
+    awaitable."""
 
 
 @hookspec

@@ -5,10 +5,10 @@
 _start:
 blob:
     .quad 0x314d4853574641
-    .long 1
+    .long 2
     .long blob_end - blob
     .quad text, text_end
-    .quad init, fatal, lstar, fatal, fatal, upcall, blob_end, counter
+    .quad init, fatal, lstar, fatal, fatal, upcall, blob_end, counter, 0
 text:
 init:
     mov 0x2040c0, %rsp              /* ctl.start_rsp */

@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from agentfw_vmm.config import Mount, _aliases
+
 ROOT = Path(__file__).resolve().parent.parent.parent
-SOURCES = ["vfs", "walk", "handles", "tmpfs", "tmpdata", "readdir", "synth", "pathops", "fileops"]
+SOURCES = ["vfs", "walk", "filerules", "rules", "handles", "tmpfs", "tmpdata", "readdir", "synth", "pathops", "fileops"]
 CWD = 0xFFFFFFFF
 WRITABLE, SYSTEM = 1, 2
-REC = {"mount": 1, "file": 2, "program": 3, "arg": 4, "env": 5, "memory": 6, "tmp": 11, "symlink": 12}
+REC = {"mount": 1, "file": 2, "program": 3, "arg": 4, "env": 5, "memory": 6, "tmp": 11, "symlink": 12, "alias": 16}
 OPS = [
     "nop",
     "open",
@@ -94,6 +96,7 @@ class Vfs:
         tmp: tuple[int, int, list[str]] | None = (64 << 20, 10000, []),
         jail: bool = False,
     ) -> None:
+        aliases = _aliases([Mount(path, host) for path, (host, _) in (mounts or {}).items()])
         opened = {path: os.open(host, os.O_PATH) for path, (host, _) in (mounts or {}).items()}
         self.process = subprocess.Popen(
             [program],
@@ -105,6 +108,8 @@ class Vfs:
         for path, fd in opened.items():
             self.configure("mount", struct.pack("<II", fd, (mounts or {})[path][1]) + path.encode())
             os.close(fd)
+        for one, other in aliases:
+            self.configure("alias", struct.pack("<I", len(one)) + one + other)
         for path, content in (files or {}).items():
             self.configure("file", struct.pack("<II", 0o444, len(path.encode())) + path.encode() + content)
         for path, target in (symlinks or {}).items():
@@ -147,6 +152,10 @@ class Vfs:
     def restart(self) -> None:
         """Another VM: no handle, empty /tmp, the mounts as before."""
         self.check(self.command(2, b"")[0])
+
+    def rules(self, table: bytes) -> int:
+        """From now on; b"": none. -> 0 or -errno"""
+        return self.command(12, table)[0]
 
     def poke(self, gva: int, data: bytes) -> None:
         self.command(3, struct.pack("<Q", gva) + data)

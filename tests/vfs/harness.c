@@ -165,6 +165,7 @@ static void take(void *out, size_t n)
 {
     if (n && fread_unlocked(out, 1, n, stdin) != n) {
         vfs_free(vm.vfs);
+        rules_free(vm.rules);
         exit(0);
     }
 }
@@ -186,7 +187,7 @@ int main(void)
         uint16_t op;
         take(&command, 4);
         take(&size, 4);
-        if (size > 8 << 20)
+        if (size >= 8 << 20)
             return 2;
         take(in, size);
         switch (command) {
@@ -236,6 +237,45 @@ int main(void)
             out_size = (uint32_t)strlen(mapped);
             memcpy(out, mapped, out_size);
             break;
+        case 12: {
+            struct rules *old = vm.rules, *rules;
+            vm.rules = 0;
+            rules_free(old);
+            uint8_t *exact = malloc(size);           /* so that a look behind the table is seen */
+            memcpy(exact, in, size);
+            result = size ? rules_parse(exact, size, &rules) : 0;
+            free(exact);
+            if (size && !result && (result = vfs_rules(vm.vfs, rules)))
+                rules_free(rules);
+            break;
+        }
+        case 13: {                   /* one pattern alone against a path: own action | above << 8 */
+            uint32_t n;
+            int above;
+            struct rules *rules;
+            memcpy(&n, in, 4);
+            in[size] = 0;
+            result = rules_parse(in + 4, n, &rules);
+            if (result < 0)
+                break;
+            result = rules_path(rules, (char *)in + 4 + n, &above);
+            result |= above << 8;
+            rules_free(rules);
+            break;
+        }
+        case 14: {                   /* may the one path's directory become the other's? */
+            uint32_t n;
+            struct rules *rules;
+            memcpy(&n, in, 4);
+            in[size] = 0;
+            result = rules_parse(in + 4, n, &rules);
+            if (result < 0)
+                break;
+            const char *from = (char *)in + 4 + n;
+            result = rules_may_move(rules, from, from + strlen(from) + 1);
+            rules_free(rules);
+            break;
+        }
         default:
             return 3;
         }

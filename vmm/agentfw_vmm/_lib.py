@@ -102,6 +102,41 @@ class Lib(Protocol):
     AFW_EXIT_MEMORY: int
     AFW_EXIT_INTERNAL: int
     AFW_EXIT_HOSTILE: int
+    AFW_OP_OPEN: int
+    AFW_OP_READDIR: int
+    AFW_OP_READLINK: int
+    AFW_OP_ACCESS: int
+    AFW_OP_MKDIR: int
+    AFW_OP_UNLINK: int
+    AFW_OP_RENAME: int
+    AFW_OP_SYMLINK: int
+    AFW_OP_LINK: int
+    AFW_OP_CHMOD: int
+    AFW_OP_UTIMENS: int
+    AFW_OP_TRUNCATE: int
+    AFW_OP_FSYNC: int
+    AFW_OP_STATFS: int
+    AFW_OP_CHDIR: int
+    AFW_OP_GETCWD: int
+    AFW_OP_FLOCK: int
+    AFW_OP_FCHMOD: int
+    AFW_OP_FALLOCATE: int
+    AFW_OP_FLOW_OPEN: int
+    AFW_RULES_SIZE: int
+    AFW_RULES_MAX: int
+    AFW_RULES_PARTS: int
+    AFW_RULES_RMDIR: int
+    AFW_RULE_READ: int
+    AFW_RULE_DENY: int
+    AFW_RULE_HIDE: int
+    AFW_PART_NAME: int
+    AFW_PART_GLOB: int
+    AFW_PART_DEPTH: int
+    AFW_GLOB_STAR: int
+    AFW_GLOB_ANY: int
+    AFW_GLOB_SET: int
+    AFW_GLOB_NOT: int
+    AFW_GLOB_TEXT: int
 
     def afw_worker_new(self, vms: int, runners: int, config: bytes, config_size: int, /) -> Worker: ...
     def afw_worker_free(self, w: Worker, /) -> None: ...
@@ -115,6 +150,7 @@ class Lib(Protocol):
     def afw_worker_vm(self, w: Worker, vm: int, out: VmStruct, /) -> None: ...
     def afw_worker_site_area(self, w: Worker, runner: int, /) -> Bytes: ...
     def afw_worker_site_answer(self, w: Worker, runner: int, packed: bytes, size: int, /) -> int: ...
+    def afw_worker_rules(self, w: Worker, vm: int, rules: bytes, size: int, /) -> int: ...
     def afw_window_reset(self, w: Worker, vm: int, /) -> int: ...
     def afw_flow_accept(self, w: Worker, vm: int, flow: int, /) -> None: ...
     def afw_flow_state(self, w: Worker, vm: int, flow: int, hstate: int, error: int, local_port: int, /) -> None: ...

@@ -21,6 +21,7 @@ from .config import CellConfig, Mount, encode
 from .errors import CellError
 from .flows import GuestFlow
 from .report import VmExit, VmStatistics
+from .rules import refuses_connections
 
 logger = logging.getLogger("agentfw.vmm")
 
@@ -57,6 +58,7 @@ class _Vm:
         self.flows: dict[int, GuestFlow] = {}
         self.sites = sites.Budget()
         self.notes = 0
+        self.unconnected = False  # rules refuse flows: so does the worker, should the cell forget to
 
 
 class Cell:
@@ -255,15 +257,15 @@ class Cell:
 
     # -- VMs
 
-    def boot(self, vm: int) -> None:
+    def boot(self, vm: int, rules: bytes = b"") -> None:
         """Starts the configuration's program in VM `vm`; at its ready call it is saved to `snapshot_out`."""
-        self._begin(vm, lib.AFW_CMD_BOOT, 0)
+        self._begin(vm, lib.AFW_CMD_BOOT, 0, rules)
 
-    def restore(self, vm: int, pid: int) -> None:
-        """Starts VM `vm` from `snapshot_in`; its getpid() will be `pid`."""
-        self._begin(vm, lib.AFW_CMD_RESTORE, pid)
+    def restore(self, vm: int, pid: int, rules: bytes = b"") -> None:
+        """Starts VM `vm` from `snapshot_in`; its getpid() will be `pid`. `rules` (`compile_rules()`): what it may not do."""
+        self._begin(vm, lib.AFW_CMD_RESTORE, pid, rules)
 
-    def _begin(self, vm: int, command: int, argument: int) -> None:
+    def _begin(self, vm: int, command: int, argument: int, rules: bytes) -> None:
         if not 0 <= vm < self._config.vms:
             raise ValueError(f"VM {vm} of a cell with {self._config.vms}")
         if self.live(vm):
@@ -273,10 +275,14 @@ class Cell:
         error = lib.afw_window_reset(self.worker, vm)
         if error < 0:
             raise CellError(f"I/O window of VM {vm}: {os.strerror(-error)}")
+        error = lib.afw_worker_rules(self.worker, vm, rules, len(rules))
+        if error < 0:
+            raise CellError(f"rules of VM {vm}: {os.strerror(-error)}")
         record = self._vms[vm] = _Vm()
+        record.unconnected = refuses_connections(rules)
         for index in range(FLOW_FIRST):
             record.flows[index] = GuestFlow(self, vm, index, "tcp", "", 0)
-        self._command(vm % self._config.runners, command, vm, argument)
+        self._command(vm % self._config.runners, command, vm, argument, b=len(rules))
 
     def live(self, vm: int) -> bool:
         """True from boot() or restore() until vm_exited."""
@@ -347,9 +353,9 @@ class Cell:
 
     # -- commands
 
-    def _command(self, runner: int, kind: int, vm: int, a: int = 0, c: int = 0) -> None:
+    def _command(self, runner: int, kind: int, vm: int, a: int = 0, c: int = 0, b: int = 0) -> None:
         command = _lib.new_command()
-        command.type, command.vm, command.a, command.c = kind, vm, a, c
+        command.type, command.vm, command.a, command.b, command.c = kind, vm, a, b, c
         self._pending[runner].append(command)
         self.changed()
 
@@ -463,6 +469,8 @@ class Cell:
             error = errno.EAFNOSUPPORT
         if port > 65535:
             error = errno.EINVAL
+        if record.unconnected:
+            error = errno.EPERM
         if kind == lib.AFW_KIND_UDP and not port:
             address = ""  # not connected: the first datagram tells
         flow = GuestFlow(self, vm, index, "udp" if kind == lib.AFW_KIND_UDP else "tcp", address, port)

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from .errors import CellError
 
 _END, _MOUNT, _FILE, _PROGRAM, _ARG, _ENV, _MEMORY, _SNAPSHOT_IN, _SNAPSHOT_OUT, _SLICE, _TRACE, _TMP, _SYMLINK, _KEY = range(14)
-_HOT_IN, _HOT_OUT = 14, 15
+_HOT_IN, _HOT_OUT, _ALIAS = 14, 15, 16
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,24 @@ def _guest(path: str) -> bytes:
     return raw
 
 
+def _aliases(mounts: list[Mount]) -> list[tuple[bytes, bytes]]:
+    """Pairs of guest paths under which guests find the same host files, because mounts overlap."""
+    real = [(os.path.realpath(mount.host_path), "/".join(["", *_names(mount.guest_path)])) for mount in mounts]
+    found: set[tuple[bytes, bytes]] = set()
+    for outer, outside in real:
+        for inner, inside in real:
+            if inner == outer or inner.startswith(outer.rstrip("/") + "/"):
+                beneath = outside + inner[len(outer.rstrip("/")) :].rstrip("/")
+                if beneath != inside:
+                    one, other = sorted((os.fsencode(beneath), os.fsencode(inside)))
+                    found.add((one, other))
+    return sorted(found)
+
+
+def _names(path: str) -> list[str]:
+    return [name for name in path.split("/") if name]
+
+
 def _string(text: str) -> bytes:
     raw = os.fsencode(text)
     if b"\0" in raw:
@@ -100,6 +118,8 @@ def encode(config: CellConfig, opened: list[int]) -> bytes:
     for mount in config.mounts:
         fd = _open(mount.host_path, os.O_PATH, opened)
         parts.append(_record(_MOUNT, struct.pack("<II", fd, mount.writable | mount.system << 1) + _guest(mount.guest_path)))
+    for one, other in _aliases(config.mounts):
+        parts.append(_record(_ALIAS, struct.pack("<I", len(one)) + one + other))
     for path, content in config.files.items():
         mode, data = content if isinstance(content, tuple) else (0o444, content)
         name = _guest(path)

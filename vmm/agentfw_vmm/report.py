@@ -49,6 +49,8 @@ class VmStatistics:
     n_switch: int
     last_enosys: int
     restore_ns: int
+    refused_paths: int
+    refused_calls: int
 
 
 def statistics(vm: VmStruct) -> VmStatistics:
@@ -80,6 +82,8 @@ def _signal_text(vm: VmStruct, note: str, mounts: list[Mount]) -> str:
     except ValueError:
         name = f"signal {number}"
     text = f"killed by {name}"
+    if note.startswith("the rules"):  # ring.c
+        return f"{text}: {note}"
     if vm.fault_rip:
         text += f" at {vm.fault_rip:#x}"
         module = string(vm.fault_module)

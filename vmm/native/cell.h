@@ -39,8 +39,8 @@ struct afw_event {
 
 /* worker -> runner */
 enum afw_command_type {
-    AFW_CMD_BOOT = 1,                /* vm: boot a template from the ELF file, argv and env of the configuration */
-    AFW_CMD_RESTORE = 2,             /* vm: from the configuration's snapshot; a = pid */
+    AFW_CMD_BOOT = 1,                /* vm: boot a template from the ELF file, argv and env of the configuration; b as below */
+    AFW_CMD_RESTORE = 2,             /* vm: from the configuration's snapshot; a = pid, b = bytes of its struct afw_rules, 0: no rules */
     AFW_CMD_WAKE = 3,                /* vm: the I/O window changed */
     AFW_CMD_SIGNAL = 4,              /* vm: signal a */
     AFW_CMD_KILL = 5,                /* vm: stop now; AFW_EV_EXIT follows with exit_kind AFW_EXIT_KILLED */
@@ -121,8 +121,48 @@ struct afw_vm_shm {
     uint32_t last_enosys;
     uint32_t reserved32;
     uint64_t restore_ns;             /* RESTORE command to first KVM_RUN */
-    uint64_t reserved[8];
+    uint64_t refused_paths;          /* by file rules */
+    uint64_t refused_calls;          /* by syscall rules; what the shim itself refused is not counted */
+    uint64_t reserved[6];
 };
+
+/* What one VM may not do: this head, then rules, then parts, then bytes, without gaps. AFW_RULES_SIZE bytes of the shared memory are
+ * there for each VM; the cell copies and checks them when it starts the VM (rules.c), agentfw_vmm/rules.py writes them. */
+#define AFW_RULES_SIZE 0x10000
+#define AFW_RULES_MAX 512            /* rules of a VM */
+#define AFW_RULES_PARTS 60           /* components of a pattern */
+#define AFW_RULES_RMDIR 96           /* bit in deny and kill: AFW_OP_UNLINK with AT_REMOVEDIR; AFW_OP_UNLINK's own bit: without */
+struct afw_rules {
+    uint32_t size;                   /* bytes of all */
+    uint32_t n_rules;
+    uint32_t n_parts;
+    uint32_t error;                  /* errno of calls that are refused: EPERM or ENOSYS */
+    uint64_t deny[2];                /* bit n: ring operation n is refused */
+    uint64_t kill[2];                /* bit n: it ends the VM with SIGSYS; goes before deny */
+    uint64_t guest[8];               /* bit n: the shim refuses system call n. A courtesy to correct guests, no boundary */
+};
+#define AFW_RULE_READ 1              /* nothing below may be changed: EROFS */
+#define AFW_RULE_DENY 2              /* as a file of somebody else with mode 000: EACCES */
+#define AFW_RULE_HIDE 3              /* not there: ENOENT */
+struct afw_rule {                    /* a pattern, matched against canonical guest paths; what it matches takes all below it along */
+    uint32_t first;                  /* of its parts */
+    uint16_t parts;                  /* 0: the root itself */
+    uint16_t action;                 /* AFW_RULE_*; the highest that matches counts */
+};
+#define AFW_PART_NAME 1              /* this very name */
+#define AFW_PART_GLOB 2              /* tokens AFW_GLOB_* */
+#define AFW_PART_DEPTH 3             /* any number of components, none too */
+struct afw_rule_part {
+    uint32_t offset;                 /* of its bytes, from the head */
+    uint16_t length;
+    uint16_t kind;                   /* AFW_PART_* */
+};
+/* A character: a byte and the UTF-8 continuation bytes (0x80..0xbf) behind it */
+#define AFW_GLOB_STAR 1              /* any bytes, none too */
+#define AFW_GLOB_ANY 2               /* one character */
+#define AFW_GLOB_SET 3               /* 16 bytes follow, a bit for each ASCII character: one of them */
+#define AFW_GLOB_NOT 4               /* the same: one character that is none of them */
+#define AFW_GLOB_TEXT 5              /* u8 length > 0, bytes: these */
 
 struct afw_queue_index {             /* one cache line each */
     uint32_t value;
@@ -139,6 +179,7 @@ struct afw_cell_header {
     uint64_t vm_offset;              /* struct afw_vm_shm[vms] */
     uint64_t queue_offset;           /* struct afw_runner_queues[runners] */
     uint64_t site_offset;            /* AFW_SITE_AREA bytes a runner */
+    uint64_t rules_offset;           /* AFW_RULES_SIZE bytes a VM */
     uint64_t size;                   /* of the memfd */
     uint32_t state;                  /* cell writes: 0 starting, 1 jailed and serving, 2 failed (text) */
     int32_t worker_eventfd;          /* descriptors as the cell inherited them */
@@ -181,6 +222,7 @@ struct afw_runner_queues {
 #define AFW_REC_KEY 13               /* 32 bytes: goes into the snapshot that is saved; the one to restore must carry the same */
 #define AFW_REC_HOT_IN 14            /* u32 fd: pages to populate at each restore, as a rehearsal recorded them (hot.c) */
 #define AFW_REC_HOT_OUT 15           /* u32 fd, writable: record them when the first restored VM ends */
+#define AFW_REC_ALIAS 16             /* u32 path length, path, path: two guest paths of the same host files (mounts that overlap); for rules */
 struct afw_record {
     uint32_t type;
     uint32_t size;                   /* of the payload */

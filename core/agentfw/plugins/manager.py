@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ..agents import Agent, ExitReport
     from ..config import Config
     from ..destination import Destination
+    from ..guest_rules import GuestRules
     from ..http1 import RequestHead, ResponseHead
     from ..model_calls import ModelCall
     from ..reports import AuditEvent, ExchangeReport, FlowReport
@@ -221,6 +222,18 @@ class PluginManager:
                     raise call.nonsense(result)
                 merged = {**cast("dict[str, str]", result), **merged}
         return merged
+
+    def guest_rules(self, agent: Agent) -> GuestRules:
+        """Of all plugins together. Who fails ends it: without its rules the agent must not start."""
+        from ..guest_rules import GuestRules
+
+        found: list[GuestRules] = []
+        for call in self._calls["guest_rules"]:
+            if (result := call.now((agent,))) is not None:
+                if not isinstance(result, GuestRules):
+                    raise call.nonsense(result)
+                found.append(result)
+        return GuestRules.merged(found)
 
     def tenant(self, agent: Agent, destination: Destination) -> tuple[str, ...]:
         """What those say that have something to say. HookError if one fails or returns something else."""

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from .guest import FilesConfig, SyscallsConfig
+
 Mode = Literal["enforce", "report"]
 OwnTls = Literal["passthrough", "intercept", "deny"]
 NONE = "none"
@@ -61,6 +63,8 @@ class RulesConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_on
     own_tls: OwnTls | None = None
     limits: LimitsConfig = LimitsConfig()
     shared_limits: LimitsConfig = LimitsConfig()
+    files: FilesConfig = FilesConfig()
+    syscalls: SyscallsConfig = SyscallsConfig()
 
 
 class ProfileConfig(RulesConfig, forbid_unknown_fields=True, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from functools import partial
 
 from agentfw import Agent, Denied, Destination, ExitReport, RequestHead, hookimpl
 from agentfw.errors import ConfigError
+from agentfw.guest_rules import GuestRules
 from agentfw.metering import Meter, Traffic
 from agentfw.reports import ExchangeReport
 from agentfw.runtime import Runtime
@@ -114,6 +115,10 @@ class Plugin:
                 del self._states[state.agent.id]
 
         return commit
+
+    @hookimpl
+    def guest_rules(self, agent: Agent) -> GuestRules:
+        return self._state(agent).profile.guest
 
     # -- decisions
 

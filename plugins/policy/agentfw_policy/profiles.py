@@ -15,8 +15,10 @@ from dataclasses import dataclass
 
 from agentfw import Agent
 from agentfw.errors import ConfigError, Denied
+from agentfw.guest_rules import GuestRules
 
 from .config import Config, ProfileConfig, RulesConfig
+from .guest import compiled
 from .limits import Limits, resolve
 from .patterns import Network
 from .rules import Rule, RuleSet, labels_fit, parse_addresses, parse_list, parse_rule
@@ -39,6 +41,7 @@ class Profile:
     networks: tuple[Network, ...]
     settings: Mapping[str, tuple[str, str]]
     """`default`, `mode`, `own_tls` -> (value, key of who says so)"""
+    guest: GuestRules
     limits: Limits
     shared_limits: Limits
     labels: Mapping[str, tuple[str, ...]]
@@ -61,12 +64,13 @@ class Policy:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self._own: dict[str, tuple[tuple[Rule, ...], tuple[Network, ...]]] = {}
+        self._own: dict[str, tuple[tuple[Rule, ...], tuple[Network, ...], GuestRules]] = {}
         self.profiles: dict[str, Profile] = {}
         for name in (DEFAULT, *config.profile):
             table = self._table(name)
             where = _where(name)
-            self._own[name] = (tuple(_rules(where, table)), tuple(parse_addresses(where, table.allow_addresses)))
+            networks = tuple(parse_addresses(where, table.allow_addresses))
+            self._own[name] = tuple(_rules(where, table)), networks, compiled(table.files, table.syscalls, where)
         for name in config.profile:
             if name == DEFAULT or not name or not name.isprintable() or len(name) > 128:
                 raise ConfigError(f"profile.{name}", "cannot be a profile's name")
@@ -121,12 +125,22 @@ class Policy:
             tuple(rules),
             tuple(network for each in lineage for network in self._own[each][1]),
             settings,
+            self._guest(name, tables),
             resolve(*((f"{_where(each)}limits", f"policy.{_where(each)}limits", self._table(each).limits) for each in tables)),
             # of all agents together only what is written there: [policy]'s are the whole fleet's
             resolve((f"{_where(name)}shared_limits", f"policy.{_where(name)}shared_limits", table.shared_limits)),
             {key: (value,) if isinstance(value, str) else value for key, value in automatic.labels.items()},
             automatic.agents,
         )
+
+    def _guest(self, name: str, tables: list[str]) -> GuestRules:
+        """What the virtual machines may not do: all of it together."""
+        merged = GuestRules.merged(rules for each in tables if (rules := self._own[each][2]))
+        try:
+            merged.table()
+        except ValueError as error:
+            raise ConfigError(f"{_where(name)}files", str(error)) from None
+        return merged
 
     def choose(self, agent: Agent) -> Profile:
         """The agent's profile. Denied if its label names one that is not there: no other is meant."""

@@ -30,6 +30,11 @@ int blob_check(struct afw_shim_header *out, char *error, size_t error_size)
             return -1;
         }
     }
+    uint64_t table = (AFW_TABLE_END - AFW_TABLE_GAP_SIZE) * sizeof(uint16_t);
+    if (out->syscall_table && !inside(out->syscall_table, table, AFW_SHIM, AFW_SHIM + size)) {
+        snprintf(error, error_size, "shim blob: the table of system calls lies outside");
+        return -1;
+    }
     if (out->text_start < AFW_SHIM || out->text_start > out->text_end || out->text_end > AFW_SHIM + size || out->bss_end > AFW_SITES) {
         snprintf(error, error_size, "shim blob: text or bss lies outside its place");
         return -1;

@@ -53,6 +53,7 @@ static int record(uint32_t type, const uint8_t *p, uint32_t size)
     case AFW_REC_FILE:
     case AFW_REC_SYMLINK:
     case AFW_REC_TMP:
+    case AFW_REC_ALIAS:
         return 0;
     case AFW_REC_PROGRAM:
         c->program = text(p, size);

@@ -111,7 +111,7 @@ static int64_t op_fsync(struct vfs *vfs, const uint64_t a[6])
     struct handle *h = handle_get(vfs, a[0]);
     if (!h || (h->access & HANDLE_PATH))
         return -EBADF;
-    if (h->kind != BACK_HOST || !(h->back->flags & AFW_MOUNT_WRITABLE))
+    if (h->kind != BACK_HOST || handle_writable(h) < 0)
         return 0;
     return fsync(h->fd) < 0 ? -errno : 0;
 }
@@ -126,10 +126,12 @@ static int64_t op_statfs(struct vfs *vfs, const uint64_t a[6])
     if (h->kind == BACK_HOST) {
         if (fstatfs(h->fd, &fs) < 0)
             return -errno;
-        if (!(h->back->flags & AFW_MOUNT_WRITABLE))
+        if (handle_writable(h) < 0)
             fs.f_flags |= 1;         /* ST_RDONLY */
     } else if (h->kind == BACK_TMP) {
         tmpfs_statfs(vfs->tmpfs, &fs);
+        if (h->rule)
+            fs.f_flags |= 1;
     } else {
         fs.f_type = PROC_MAGIC;
         fs.f_bsize = fs.f_frsize = 4096;
@@ -150,7 +152,7 @@ static int64_t op_flock(struct vfs *vfs, const uint64_t a[6])
     if (h->kind == BACK_TMP)
         return tmpfs_flock(h->tmp, &h->lock, op);
     /* A read-only file needs no lock that the host's other programs would see; a single-file mount shares one open file */
-    if (h->kind != BACK_HOST || !(h->back->flags & AFW_MOUNT_WRITABLE) || !S_ISDIR(h->back->mode))
+    if (h->kind != BACK_HOST || handle_writable(h) < 0 || !S_ISDIR(h->back->mode))
         return 0;
     return flock(h->fd, op | LOCK_NB) < 0 ? -errno : 0;
 }
@@ -160,10 +162,10 @@ static int64_t op_fchmod(struct vfs *vfs, const uint64_t a[6])
     struct handle *h = handle_get(vfs, a[0]);
     if (!h || (h->access & HANDLE_PATH))
         return -EBADF;
+    if (handle_writable(h) < 0)
+        return -EROFS;
     if (h->kind == BACK_TMP)
         return tmpfs_chmod(h->tmp, (uint32_t)a[1]);
-    if (h->kind != BACK_HOST || !(h->back->flags & AFW_MOUNT_WRITABLE))
-        return -EROFS;
     return fchmod(h->fd, (mode_t)a[1] & 01777) < 0 ? -errno : 0;     /* no set-id bits: the host would honour them */
 }
 

@@ -85,6 +85,7 @@ int64_t handle_new(struct vfs *vfs, const struct place *p, int fd, uint8_t acces
     h->node = p->node;
     h->back = p->back;
     h->mode = p->st.st_mode;
+    h->rule = p->rule;
     h->tmp = p->kind == BACK_TMP ? p->tmp : 0;
     if (h->tmp)
         tmpfs_ref(h->tmp);
@@ -138,6 +139,13 @@ void handles_free(struct vfs *vfs)
     free(vfs->handle);
     vfs->handle = 0;
     vfs->slots = 0;
+}
+
+int handle_writable(const struct handle *h)
+{
+    if (h->rule)
+        return -EROFS;
+    return h->kind == BACK_TMP || (h->kind == BACK_HOST && h->back->flags & AFW_MOUNT_WRITABLE) ? 0 : -EROFS;
 }
 
 int handle_stat(struct vfs *vfs, struct handle *h, struct stat *st)

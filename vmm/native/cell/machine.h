@@ -73,6 +73,7 @@ struct cell {
     uint32_t max_slots;
     uint8_t shim_sha[32];
     struct afw_shim_header shim;                 /* the blob's own, checked */
+    const uint8_t *rules;                        /* AFW_RULES_SIZE bytes a VM, written by the worker */
 };
 extern struct cell cell;
 int config_parse(const uint8_t *records, uint64_t size, char *error, size_t error_size);

@@ -102,11 +102,13 @@ static void map_shared(int memfd)
         !inside(h->vm_offset, cell.vms * sizeof *cell.shm, sizeof *h, size) ||
         !inside(h->queue_offset, cell.runners * sizeof *cell.queues, sizeof *h, size) ||
         !inside(h->site_offset, (uint64_t)cell.runners * AFW_SITE_AREA, sizeof *h, size) ||
+        !inside(h->rules_offset, (uint64_t)cell.vms * AFW_RULES_SIZE, sizeof *h, size) ||
         !inside(h->config_offset, h->config_size, sizeof *h, size))
         fail("the layout of the cell memory is out of bounds");
     cell.shm = (struct afw_vm_shm *)(base + h->vm_offset);
     cell.queues = (struct afw_runner_queues *)(base + h->queue_offset);
     cell.site_area = base + h->site_offset;
+    cell.rules = base + h->rules_offset;
     cell.kvm_fd = h->kvm_fd;
     cell.windows_fd = h->windows_fd;
     cell.worker_eventfd = h->worker_eventfd;

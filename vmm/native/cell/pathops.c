@@ -36,6 +36,10 @@ static int walk_op(struct vfs *vfs, uint64_t gva, uint64_t len, uint64_t base, i
 /* The place's directory, in which something is to be changed, and for host directories a descriptor (*fd) */
 static int change_in(struct vfs *vfs, const struct place *p, struct place *dir, const char **name)
 {
+    if (p->rule) {
+        path_refused(vfs);
+        return -EROFS;
+    }
     int r = place_parent(vfs, p, dir, name);
     if (r < 0)
         return r;
@@ -113,6 +117,8 @@ static int64_t open_tmpfile(struct vfs *vfs, struct place *p, int flags, uint32_
         return -EINVAL;
     if (!S_ISDIR(p->st.st_mode))
         return -ENOTDIR;
+    if (p->rule)
+        return -EROFS;
     if (p->kind == BACK_HOST)        /* a file that nobody sees, on the host's disk: no */
         return place_writable(p) < 0 ? -EROFS : -EOPNOTSUPP;
     if (p->kind != BACK_TMP)
@@ -152,6 +158,10 @@ static int64_t open_place(struct vfs *vfs, struct place *p, int flags, uint32_t 
         r = -EISDIR;
     if (r < 0)
         return r;
+    if (p->rule && (writes || !p->exists)) {
+        path_refused(vfs);
+        return -EROFS;
+    }
     switch (p->kind) {
     case BACK_HOST:
         if ((writes || !p->exists) && place_writable(p) < 0)
@@ -232,7 +242,7 @@ static int64_t op_stat(struct vfs *vfs, const uint64_t a[6])
     const char *dir;
     int r = get_path(vfs, path, a[0], a[1], a[4], !!(a[2] & AT_EMPTY_PATH), &dir);
     if (!r)
-        r = walk(vfs, dir, path, a[2] & AT_SYMLINK_NOFOLLOW ? 0 : WALK_FOLLOW, &p);
+        r = walk(vfs, dir, path, (a[2] & AT_SYMLINK_NOFOLLOW ? 0 : WALK_FOLLOW) | WALK_LOOK, &p);
     if (r < 0)
         return r;
     place_done(&p);
@@ -297,9 +307,14 @@ static int64_t op_access(struct vfs *vfs, const uint64_t a[6])
         return -EINVAL;
     int r = get_path(vfs, path, a[0], a[1], a[4], !!(a[3] & AT_EMPTY_PATH), &dir);
     if (!r)
-        r = walk(vfs, dir, path, a[3] & AT_SYMLINK_NOFOLLOW ? 0 : WALK_FOLLOW, &p);
+        r = walk(vfs, dir, path, (a[3] & AT_SYMLINK_NOFOLLOW ? 0 : WALK_FOLLOW) | WALK_LOOK, &p);
     if (r < 0)
         return r;
+    if (p.rule && (mode & (p.rule == AFW_RULE_READ ? W_OK : R_OK | W_OK | X_OK))) {
+        place_done(&p);
+        path_refused(vfs);
+        return p.rule == AFW_RULE_READ ? -EROFS : -EACCES;
+    }
     switch (p.kind) {
     case BACK_HOST:
         r = host_may(&p, mode);
@@ -385,6 +400,11 @@ static int rename_places(struct vfs *vfs, const struct place *from, const struct
     if (!r) {
         if (d1.kind != d2.kind || (d1.kind == BACK_HOST && d1.back != d2.back))
             r = -EXDEV;
+        else if (vfs->vm->rules && ((S_ISDIR(from->st.st_mode) && !paths_may_move(vfs, from->path, to->path)) ||
+                                    (flags & RENAME_EXCHANGE && S_ISDIR(to->st.st_mode) && !paths_may_move(vfs, to->path, from->path)))) {
+            path_refused(vfs);
+            r = -EACCES;
+        }
         else if (d1.kind == BACK_TMP)
             r = tmpfs_rename(vfs->tmpfs, d1.tmp, n1, d2.tmp, n2, flags);
         else                         /* glibc would call renameat for flags 0, which the jail does not know */
@@ -460,8 +480,8 @@ static int link_places(struct vfs *vfs, const struct place *from, const struct p
     int r = change_in(vfs, to, &d2, &n2);
     if (r < 0)
         return r;
-    /* Only within one mount: through a link a file of a read-only one could be written */
-    if (from->node || from->kind != d2.kind || (d2.kind == BACK_HOST && from->back != d2.back))
+    /* Only within one mount: through a link a file of a read-only one could be written, and one that a rule protects */
+    if (from->node || from->rule || from->kind != d2.kind || (d2.kind == BACK_HOST && from->back != d2.back))
         r = -EXDEV;
     else if (d2.kind == BACK_TMP)
         r = tmpfs_link(vfs->tmpfs, from->tmp, d2.tmp, n2);
@@ -531,10 +551,10 @@ static int64_t op_utimens(struct vfs *vfs, const uint64_t a[6])
         struct handle *h = handle_get(vfs, a[4]);
         if (!h)
             return -EBADF;
+        if (handle_writable(h) < 0)
+            return -EROFS;
         if (h->kind == BACK_TMP)
             return tmpfs_utimens(h->tmp, given);
-        if (h->kind != BACK_HOST || !(h->back->flags & AFW_MOUNT_WRITABLE))
-            return -EROFS;
         return utimensat(h->fd, "", given, AT_EMPTY_PATH) < 0 ? -errno : 0;
     }
     char path[PATH_MAX];

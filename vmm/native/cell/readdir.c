@@ -68,7 +68,7 @@ static void child_stat(struct vfs *vfs, const struct node *c, struct stat *st)
 }
 
 /* The host directory from its entry `at` on (dots not counted), whose cookie is base + at */
-static int list_host(struct handle *h, uint64_t at, uint64_t base, struct out *out)
+static int list_host(struct handle *h, const struct listing *l, uint64_t at, uint64_t base, struct out *out)
 {
     uint8_t raw[OUT] __attribute__((aligned(8)));
     if (at < h->dir_next || !at) {
@@ -84,7 +84,8 @@ static int list_host(struct handle *h, uint64_t at, uint64_t base, struct out *o
         for (long i = 0; i < n;) {
             const struct dirent_record *d = (const struct dirent_record *)(raw + i);
             i += d->reclen;
-            int skip = !strcmp(d->name, ".") || !strcmp(d->name, "..") || (h->node && node_child(h->node, d->name, strlen(d->name)));
+            int skip = !strcmp(d->name, ".") || !strcmp(d->name, "..") || (h->node && node_child(h->node, d->name, strlen(d->name))) ||
+                       listing_hides(l, d->name);
             if (!skip && h->dir_next >= at && !emit(out, d->ino, base + h->dir_next + 1, DTTOIF(d->type), d->name)) {
                 /* the rest comes with the next call: back to where the entry before this one ended */
                 if (lseek(h->fd, position, SEEK_SET) < 0)
@@ -106,9 +107,14 @@ int64_t handle_readdir(struct vfs *vfs, struct handle *h, uint64_t gva, uint64_t
         return -EBADF;
     struct out *out = malloc(sizeof *out);
     struct stat st;
+    struct listing l;
     int r = 0;
     if (!out)
         return -ENOMEM;
+    if (listing_begin(&l, vfs, h->path) < 0) {
+        free(out);
+        return -ENOMEM;
+    }
     out->used = 0;
     out->size = len < OUT ? len : OUT;
     uint64_t at = cookie, base = 2 + (h->node ? h->node->children : 0);
@@ -127,12 +133,16 @@ int64_t handle_readdir(struct vfs *vfs, struct handle *h, uint64_t gva, uint64_t
     for (uint64_t i = 2; c && room; c = c->next, i++) {
         if (i < at)
             continue;
+        if (listing_hides(&l, c->name)) {
+            at++;
+            continue;
+        }
         child_stat(vfs, c, &st);
         room = emit(out, st.st_ino, i + 1, st.st_mode, c->name);
         at += (uint64_t)room;
     }
     if (room && h->kind == BACK_HOST) {
-        r = list_host(h, at - base, base, out);
+        r = list_host(h, &l, at - base, base, out);
     } else if (room && h->kind == BACK_TMP) {
         const struct tnode *n;
         const char *name;
@@ -140,13 +150,13 @@ int64_t handle_readdir(struct vfs *vfs, struct handle *h, uint64_t gva, uint64_t
         for (uint64_t cookie; room && e; e = tmpfs_next(e)) {
             name = tmpfs_entry(e, &cookie, &n);
             tmpfs_stat(n, &st);
-            if (!(h->node && node_child(h->node, name, strlen(name))))
+            if (!(h->node && node_child(h->node, name, strlen(name))) && !listing_hides(&l, name))
                 room = emit(out, st.st_ino, cookie, st.st_mode, name);
         }
     } else if (room && h->kind == BACK_PROC) {
         char name[64];
         while (room && at - base < 4096 && proc_entry(vfs, h->path, (unsigned)(at - base), name, &st)) {
-            int shown = !(h->node && node_child(h->node, name, strlen(name)));
+            int shown = !(h->node && node_child(h->node, name, strlen(name))) && !listing_hides(&l, name);
             if (shown)
                 room = emit(out, st.st_ino, at + 1, st.st_mode, name);
             at++;
@@ -159,6 +169,7 @@ int64_t handle_readdir(struct vfs *vfs, struct handle *h, uint64_t gva, uint64_t
         done = -EINVAL;              /* as Linux: the buffer is too small for one entry */
     else if (done && guest_write(vfs->vm, gva, out->bytes, out->used) < 0)
         done = -EFAULT;
+    listing_end(&l);
     free(out);
     return done;
 }

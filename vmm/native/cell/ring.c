@@ -4,9 +4,11 @@
  * copies, each entry is copied once, and what an entry says is checked where it is used.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
 #include "machine.h"
+#include "rules.h"
 
 #define SITES_PATIENCE 10000000000ull            /* ns that a template waits for the worker's list of sites */
 
@@ -99,6 +101,21 @@ static int64_t memory_op(struct vm *vm, const struct afw_sqe *e)
     }
 }
 
+/* The rules' word on an entry: 0, -errno, or 1: the VM has ended */
+static int judge(struct machine *m, const struct afw_sqe *e)
+{
+    const struct rules *rules = m->vm.rules;
+    enum rules_verdict verdict = rules_op(rules, e);
+    if (verdict == RULES_OK)
+        return 0;
+    m->vm.shm->refused_calls++;
+    if (verdict == RULES_REFUSE)
+        return -rules_error(rules);
+    vm_end(m, AFW_EXIT_SIGNAL, 0, SIGSYS, "the rules permit no %s()",
+           e->op == AFW_OP_UNLINK && e->a[2] & AT_REMOVEDIR ? "rmdir" : rules_op_name(e->op));
+    return 1;
+}
+
 /* -EAGAIN: the entry stays in the ring until the worker's queue has room. File operations never mean that by it. */
 static int64_t perform(struct machine *m, const struct afw_sqe *e, bool *later)
 {
@@ -156,7 +173,13 @@ enum ring_result ring_consume(struct machine *m)
             vm_end(m, AFW_EXIT_HOSTILE, 0, 0, "corrupt ring: READY without an answer");
             return RING_ENDED;
         }
-        int64_t res = perform(m, &e, &later);
+        int64_t res = vm->rules ? judge(m, &e) : 0;
+        if (res > 0)
+            return RING_ENDED;
+        if (!res)
+            res = perform(m, &e, &later);
+        else
+            later = false;
         if (later)
             return RING_STALLED;
         vm->shm->ring_ops++;

@@ -13,6 +13,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #include "machine.h"
+#include "rules.h"
 
 #define SIGNAL_TICK SIGUSR1
 #ifndef sigev_notify_thread_id
@@ -115,6 +116,35 @@ static void ticks(bool on)
     pthread_sigmask(on ? SIG_UNBLOCK : SIG_BLOCK, &set, 0);
 }
 
+/* The shim's own table of calls is guest memory: what is written there makes calls fail at once, and binds nobody. */
+static int refuse_in_guest(struct machine *m, const struct rules *rules)
+{
+    uint64_t table = cell.shim.syscall_table;
+    uint16_t refusal;
+    uint32_t like = rules_error(rules) == ENOSYS ? AFW_TABLE_ENOSYS : AFW_TABLE_EPERM;
+    if (!table || guest_read(&m->vm, &refusal, table + 2 * like, sizeof refusal))
+        return 0;
+    for (uint32_t n = 0; n < AFW_TABLE_END; n++) {
+        bool gap = n >= AFW_TABLE_GAP && n < AFW_TABLE_GAP + AFW_TABLE_GAP_SIZE;
+        uint32_t at = n < AFW_TABLE_GAP ? n : n - AFW_TABLE_GAP_SIZE;
+        if (!gap && rules_guest(rules, n) && guest_write(&m->vm, table + 2 * at, &refusal, sizeof refusal))
+            return -EFAULT;
+    }
+    return 0;
+}
+
+/* When the VM's memory is there: after it was booted or restored, before it runs. */
+static int apply_rules(struct machine *m, uint64_t size)
+{
+    struct rules *rules;
+    int e = rules_parse(cell.rules + (uint64_t)m->vm.id * AFW_RULES_SIZE, size, &rules);
+    if (e)
+        return e;
+    if ((e = refuse_in_guest(m, rules)) || (e = vfs_rules(m->vm.vfs, rules)))
+        rules_free(rules);
+    return e;
+}
+
 static void start_vm(struct runner *r, const struct afw_command *c)
 {
     struct machine *m = r->machine[c->vm];
@@ -143,6 +173,10 @@ static void start_vm(struct runner *r, const struct afw_command *c)
             vm_fail(m, "%s", error);
             return;
         }
+    }
+    if (c->b && (e = apply_rules(m, c->b))) {
+        vm_fail(m, "rules of %llu bytes: %s", (unsigned long long)c->b, strerror(-e));
+        return;
     }
     m->state = RUN_READY;
 }

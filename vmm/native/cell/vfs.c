@@ -294,6 +294,8 @@ int vfs_configure(uint32_t type, const uint8_t *p, uint32_t size)
         return add_synthetic(NODE_LINK, 0, p, size);
     case AFW_REC_TMP:
         return add_tmp(p, size);
+    case AFW_REC_ALIAS:
+        return vfs_alias(p, size);
     case AFW_REC_PROGRAM:
         free(vfs_program.program);
         vfs_program.program = 0;

@@ -1,7 +1,7 @@
 /* Inside the file system of a cell.
  *
  *   vfs.c      the name tree: mounts, synthetic files and links, private directories; one a cell, fixed before the jail
- *   walk.c     guest path -> place
+ *   walk.c     guest path -> place; filerules.c: what rules say about it
  *   handles.c  a VM's table of open files
  *   tmpfs.c    private in-memory directories, one tmpfs a VM; tmpdata.c: what its files hold
  *   synth.c    content of /proc, /sys
@@ -24,6 +24,7 @@
 #include <stdint.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
+#include "rules.h"
 #include "vmm.h"
 
 #define VFS_UID 1000
@@ -77,6 +78,9 @@ struct vfs {
     struct tmpfs *tmpfs;             /* made at the first use */
     uint64_t synth_bytes;            /* generated content held by handles */
     int in_exe;                      /* /proc/self/exe is being resolved */
+    void (*on_link)(struct vfs *vfs, const char *link);   /* told of each symlink that a walk follows, or 0 */
+    struct rules *link_rules;        /* its result */
+    int link_error;
 };
 struct tmpfs *vfs_tmpfs(struct vfs *vfs);            /* 0: out of memory */
 
@@ -89,6 +93,7 @@ struct place {
     int fd;                          /* HOST: O_PATH descriptor, else -1 */
     char last;                       /* how the walked path ended: 'n' a name, '.' , ':' (..), '/' (the root) */
     char slash;                      /* it had a trailing slash */
+    uint8_t rule;                    /* AFW_RULE_* that holds here, or 0 */
     const struct node *node;         /* the node exactly here, or 0 */
     const struct node *back;         /* MOUNT, TMP or PROC node that backs this path, or 0 */
     const char *rel;                 /* the path below back, in .path; "" is back itself */
@@ -98,6 +103,7 @@ struct place {
 };
 #define WALK_FOLLOW 1                /* follow a symlink at the end */
 #define WALK_CREATE 2                /* the last name need not exist: exists = 0, its directory does */
+#define WALK_LOOK 8                  /* only what stat() tells is wanted: it may be denied. All other walks to there fail */
 #define WALK_NAME 4                  /* the last name itself is meant, slash or not: to be made, removed, renamed */
 /* 0 or -errno; 0 needs place_done(). base: canonical directory. */
 int walk(struct vfs *vfs, const char *base, const char *path, int how, struct place *p);
@@ -112,6 +118,20 @@ int host_readable(const struct node *mount, const struct stat *st);         /* s
 int place_writable(const struct place *p);           /* 0, or -EROFS: may anything be changed here? */
 void node_stat(const struct node *n, struct stat *st);
 
+/* ---- filerules.c; all but the first only in a VM with rules ---- */
+int vfs_alias(const uint8_t *payload, uint32_t size);
+int path_rule(struct vfs *vfs, const char *path, int *above);               /* AFW_RULE_* or 0; *above: of the directories above it */
+int paths_may_move(struct vfs *vfs, const char *from, const char *to);      /* a directory: is nothing below it let out of its rules? */
+void path_refused(struct vfs *vfs);                  /* counts */
+struct listing {
+    struct vfs *vfs;
+    const char *directory;
+    struct rules_cursor *at;
+};
+int listing_begin(struct listing *l, struct vfs *vfs, const char *directory);    /* -ENOMEM; else listing_end() */
+int listing_hides(const struct listing *l, const char *name);
+void listing_end(struct listing *l);
+
 /* ---- handles.c ---- */
 #define HANDLE_READ 1
 #define HANDLE_WRITE 2
@@ -119,6 +139,7 @@ void node_stat(const struct node *n, struct stat *st);
 struct handle {
     enum backing kind;
     uint8_t access;                  /* HANDLE_* */
+    uint8_t rule;                    /* AFW_RULE_READ or 0: of its path */
     uint8_t lock;                    /* flock on a TMP file: 0, LOCK_SH, LOCK_EX */
     int fd;                          /* HOST */
     const struct node *node, *back;
@@ -136,6 +157,7 @@ struct handle {
 int64_t handle_new(struct vfs *vfs, const struct place *p, int fd, uint8_t access, struct handle **out);
 struct handle *handle_get(struct vfs *vfs, uint64_t number);                /* 0: no such handle */
 int handle_close(struct vfs *vfs, uint64_t number);
+int handle_writable(const struct handle *h);         /* 0, or -EROFS: may its file be changed, were it open for that? */
 void handles_free(struct vfs *vfs);
 int handle_stat(struct vfs *vfs, struct handle *h, struct stat *st);
 void vfs_fd_limit(uint64_t total);   /* descriptors that the cell may open */

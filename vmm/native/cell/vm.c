@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 #include "machine.h"
+#include "rules.h"
 
 #define CLOCK_AGE 1000000000ull                  /* ns; NTP slews by at most 500 ppm: half a millisecond */
 #define EXIT_ON_EMULATION_FAILURE 204            /* KVM_CAP_ */
@@ -67,8 +68,10 @@ void vm_close(struct machine *m)
         sites_free(vm->sites);
     if (vm->vfs)
         vfs_free(vm->vfs);
+    rules_free(vm->rules);
     vm->sites = 0;
     vm->vfs = 0;
+    vm->rules = 0;
     /* KVM first, then the memory: unmapping under a live VM would walk its MMU for every range. */
     if (vm->run)
         munmap(vm->run, cell.run_size);

@@ -10,6 +10,7 @@
  *   fault.c    exceptions and EFAULT to upcalls or reports
  *   snapshot.c save, check, restore
  *   sites.c    asking for site lists, writing stubs and jumps, lazy patching
+ *   rules.c    what a VM may not do: ring operations, paths; filerules.c: the latter, where paths become places
  *   vfs.c      mount table, path walk, handles; tmpfs.c: private /tmp; synth.c: synthetic files, /proc, /dev; fileops.c: ring operations
  *
  * Rules: a VM is touched only by its runner. Guest memory is read and written through the functions below or by system calls that
@@ -26,6 +27,7 @@
 struct runner;
 struct vfs;                          /* vfs.c: one a VM */
 struct sites;                        /* sites.c: one a VM */
+struct rules;                        /* rules.c: what one VM may not do */
 
 struct vm {
     uint32_t id;                     /* in the cell */
@@ -39,6 +41,7 @@ struct vm {
     struct afw_vm_shm *shm;          /* the worker's view of this VM */
     struct vfs *vfs;
     struct sites *sites;
+    struct rules *rules;             /* 0: none */
     uint64_t memory_limit;
 };
 
@@ -69,7 +72,7 @@ int memory_poke(struct vm *vm, uint64_t gva, const void *data, uint64_t len);
 /* vfs.c / fileops.c */
 struct vfs *vfs_new(struct vm *vm);  /* from the cell's parsed configuration (vfs_configure) */
 void vfs_free(struct vfs *vfs);      /* closes every handle, drops the private /tmp */
-int vfs_configure(uint32_t record_type, const uint8_t *payload, uint32_t size);   /* MOUNT, FILE, SYMLINK, TMP; for /proc also PROGRAM, ARG, ENV, MEMORY. Others: 0. Before the jail */
+int vfs_configure(uint32_t record_type, const uint8_t *payload, uint32_t size);   /* MOUNT, FILE, SYMLINK, TMP, ALIAS; for /proc also PROGRAM, ARG, ENV, MEMORY. Others: 0. Before the jail */
 int vfs_landlock_paths(void (*allow)(int fd, int writable, void *arg), void *arg);   /* each mount, for jail.c */
 int vfs_open_handles(struct vfs *vfs);                               /* number; READY refuses if not 0 */
 /* AFW_OP_OPEN .. AFW_OP_FALLOCATE and AFW_OP_MAPFILE; result for the CQE */
@@ -77,6 +80,8 @@ int64_t file_op(struct vm *vm, const struct afw_sqe *sqe);
 /* A piece of a private file is mapped, is mapped no more: what is mapped takes memory, named or not */
 void vfs_mapped(struct vfs *vfs, struct tnode *file);
 void vfs_unmapped(struct vfs *vfs, struct tnode *file);
+/* Makes r the VM's rules, after adding what the symlinks of its file system make necessary; -errno: it has none. r stays the caller's */
+int vfs_rules(struct vfs *vfs, struct rules *r);
 /* Host descriptor (O_RDONLY, caller closes) of a guest path, for the ELF loader. -errno */
 int vfs_host_open(struct vfs *vfs, const char *guest_path);
 

@@ -156,6 +156,15 @@ int probe(struct vfs *vfs, const char *canonical, struct place *p)
     p->tmp = 0;
     p->exists = 0;
     p->kind = BACK_SYNTH;
+    p->rule = 0;
+    if (vfs->vm->rules) {            /* before anything is looked at: what is hidden or denied cannot be told from what is not there */
+        int above, rule = path_rule(vfs, p->path, &above);
+        p->rule = (uint8_t)rule;
+        if (rule == AFW_RULE_HIDE || above >= AFW_RULE_DENY) {
+            path_refused(vfs);
+            return rule == AFW_RULE_HIDE ? -ENOENT : -EACCES;
+        }
+    }
     int r = place_nodes(p);
     if (r < 0)
         return r;
@@ -163,6 +172,8 @@ int probe(struct vfs *vfs, const char *canonical, struct place *p)
     if (n && (n->kind == NODE_FILE || n->kind == NODE_LINK || n->kind == NODE_CHAR)) {
         node_stat(n, &p->st);
         p->exists = 1;
+        if (p->rule == AFW_RULE_DENY)
+            p->st.st_mode &= S_IFMT;
         return 0;
     }
     r = -ENOENT;
@@ -192,7 +203,19 @@ int probe(struct vfs *vfs, const char *canonical, struct place *p)
         r = 0;
     }
     p->exists = !r;
+    if (p->exists && p->rule == AFW_RULE_DENY)
+        p->st.st_mode &= S_IFMT;
     return r;
+}
+
+/* A walk's end at a place: 0, or closed and -EACCES, since it is denied and more than its stat is wanted. */
+static int permitted(struct vfs *vfs, struct place *p, int how)
+{
+    if (p->rule != AFW_RULE_DENY || (how & WALK_LOOK))
+        return 0;
+    place_done(p);
+    path_refused(vfs);
+    return -EACCES;
 }
 
 void place_done(struct place *p)
@@ -217,7 +240,7 @@ int place_parent(struct vfs *vfs, const struct place *p, struct place *dir, cons
         place_done(dir);
         return -ENOTDIR;
     }
-    return 0;
+    return permitted(vfs, dir, 0);
 }
 
 int place_readlink(struct vfs *vfs, const struct place *p, char out[PATH_MAX])
@@ -247,6 +270,8 @@ int place_readlink(struct vfs *vfs, const struct place *p, char out[PATH_MAX])
 
 int place_writable(const struct place *p)
 {
+    if (p->rule)
+        return -EROFS;
     if (p->kind == BACK_TMP)
         return 0;
     return p->kind == BACK_HOST && (p->back->flags & AFW_MOUNT_WRITABLE) ? 0 : -EROFS;
@@ -317,7 +342,7 @@ static int walk_fast(struct vfs *vfs, const char *base, const char *path, int ho
         place_done(p);
         return 1;
     }
-    return 0;
+    return permitted(vfs, p, how);
 }
 
 int walk(struct vfs *vfs, const char *base, const char *path, int how, struct place *p)
@@ -361,6 +386,8 @@ int walk(struct vfs *vfs, const char *base, const char *path, int how, struct pl
             return r;
         r = probe(vfs, here, p);
         if (r == -ENOENT && last && (how & WALK_CREATE)) {
+            if (p->rule >= AFW_RULE_DENY)
+                return -EACCES;
             if (!p->back && !p->node)
                 p->kind = BACK_SYNTH;
             return 0;                /* exists = 0 */
@@ -369,11 +396,16 @@ int walk(struct vfs *vfs, const char *base, const char *path, int how, struct pl
             return -ENOENT;
         if (r < 0)
             return r;
-        if (S_ISLNK(p->st.st_mode) && (!last || (how & WALK_FOLLOW) || (slash && !(how & WALK_NAME)))) {
+        int follow = S_ISLNK(p->st.st_mode) && (!last || (how & WALK_FOLLOW) || (slash && !(how & WALK_NAME)));
+        if (p->rule == AFW_RULE_DENY && (!last || follow))
+            return permitted(vfs, p, 0);
+        if (follow) {
             if (++links > MAX_LINKS) {
                 place_done(p);
                 return -ELOOP;
             }
+            if (vfs->on_link)
+                vfs->on_link(vfs, here);
             int t = place_readlink(vfs, p, target);
             place_done(p);
             if (t <= 0)
@@ -405,7 +437,7 @@ int walk(struct vfs *vfs, const char *base, const char *path, int how, struct pl
         place_done(p);
     }
     if (probed)
-        return 0;
+        return permitted(vfs, p, how);
     r = probe(vfs, here, p);         /* ended by dots or at the root: always a directory */
     if (r == -ELOOP)
         return -ENOENT;
@@ -413,5 +445,5 @@ int walk(struct vfs *vfs, const char *base, const char *path, int how, struct pl
         place_done(p);
         return -ENOTDIR;
     }
-    return r;
+    return r ? r : permitted(vfs, p, how);
 }

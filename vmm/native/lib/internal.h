@@ -21,6 +21,7 @@ struct afw_worker {
     struct afw_vm_shm *vm_shm;
     struct afw_runner_queues *queues;
     uint8_t *site_areas;
+    uint8_t *rules;
     struct flow_own *flow;           /* [vms][AFW_FLOWS] */
     uint64_t dirty;                  /* VMs to WAKE */
     uint32_t tell;                   /* runners whose eventfd is due */

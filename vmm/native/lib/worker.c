@@ -54,7 +54,8 @@ struct afw_worker *afw_worker_new(uint32_t vms, uint32_t runners, const uint8_t 
     uint64_t vm_offset = page_up(config_offset + config_size, 4096);
     uint64_t queue_offset = page_up(vm_offset + vms * sizeof(struct afw_vm_shm), 4096);
     uint64_t site_offset = page_up(queue_offset + runners * sizeof(struct afw_runner_queues), 4096);
-    w->memory_size = site_offset + (uint64_t)runners * AFW_SITE_AREA;
+    uint64_t rules_offset = site_offset + (uint64_t)runners * AFW_SITE_AREA;
+    w->memory_size = rules_offset + (uint64_t)vms * AFW_RULES_SIZE;
     w->windows_size = (uint64_t)vms * AFW_WINDOW_STRIDE;
     if (!w->flow || (w->memory_fd = sealed_memory("agentfw-cell", w->memory_size, &w->memory)) < 0 ||
         (w->windows_fd = sealed_memory("agentfw-windows", w->windows_size, &w->windows)) < 0) {
@@ -66,13 +67,14 @@ struct afw_worker *afw_worker_new(uint32_t vms, uint32_t runners, const uint8_t 
     w->vm_shm = (struct afw_vm_shm *)(w->memory + vm_offset);
     w->queues = (struct afw_runner_queues *)(w->memory + queue_offset);
     w->site_areas = w->memory + site_offset;
+    w->rules = w->memory + rules_offset;
     memcpy(w->memory + config_offset, config, config_size);
 
     struct afw_cell_header *h = (struct afw_cell_header *)w->memory;
     *h = (struct afw_cell_header){
         .magic = AFW_CELL_MAGIC, .abi = AFW_ABI, .runners = runners, .vms = vms,
         .config_offset = config_offset, .config_size = config_size, .vm_offset = vm_offset, .queue_offset = queue_offset,
-        .site_offset = site_offset, .size = w->memory_size,
+        .site_offset = site_offset, .rules_offset = rules_offset, .size = w->memory_size,
         .worker_eventfd = -1, .kvm_fd = -1, .windows_fd = w->windows_fd, .runner_eventfd = {-1, -1, -1, -1},
         .parent_pid = (uint32_t)getpid(),
     };
@@ -231,6 +233,14 @@ int afw_worker_site_answer(struct afw_worker *w, uint32_t runner, const uint8_t 
     if (keep < AFW_SITE_AREA)
         fallocate(w->memory_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)(uint64_t)(area - w->memory + keep),
                   (off_t)(AFW_SITE_AREA - keep));
+    return 0;
+}
+
+int afw_worker_rules(struct afw_worker *w, uint32_t vm, const uint8_t *rules, uint64_t size)
+{
+    if (vm >= w->vms || size > AFW_RULES_SIZE)
+        return -EINVAL;
+    memcpy(w->rules + (uint64_t)vm * AFW_RULES_SIZE, rules, size);
     return 0;
 }
 

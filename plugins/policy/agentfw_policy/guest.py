@@ -1,0 +1,65 @@
+"""[policy.files] and [policy.syscalls]: what agents' virtual machines may not do, for the hook `guest_rules`.
+
+[policy.files]
+hide = ["**/.env", "**/.git/config"]
+deny = ["/home/me/project/secrets/**"]
+read_only = ["/data/**"]
+
+[policy.syscalls]
+deny = ["symlink", "link"]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+from agentfw import ConfigError
+from agentfw.guest_rules import FileRule, GuestRules, bad_call, bad_pattern
+
+
+class FilesConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Lists of patterns of guest paths; of those that match, hide goes before deny, deny before read_only."""
+
+    deny: tuple[str, ...] = ()
+    hide: tuple[str, ...] = ()
+    read_only: tuple[str, ...] = ()
+
+
+class SyscallsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Lists of names of Linux system calls."""
+
+    deny: tuple[str, ...] = ()
+    kill: tuple[str, ...] = ()
+    advisory: tuple[str, ...] = ()
+    error: Literal["EPERM", "ENOSYS"] = "EPERM"
+
+
+def compiled(files: FilesConfig, syscalls: SyscallsConfig, key: str = "") -> GuestRules:
+    """ConfigError with the key (`key` before it) of what is wrong."""
+
+    def checked() -> Iterator[FileRule]:
+        lists: tuple[tuple[str, tuple[str, ...], Literal["deny", "hide", "read"]], ...] = (
+            ("deny", files.deny, "deny"),
+            ("hide", files.hide, "hide"),
+            ("read_only", files.read_only, "read"),
+        )
+        for name, patterns, action in lists:
+            for i, pattern in enumerate(patterns):
+                if reason := bad_pattern(pattern):
+                    raise ConfigError(f"{key}files.{name}.{i}", f"`{pattern}`: {reason}")
+                yield FileRule(pattern, action)
+
+    for name, calls in (("deny", syscalls.deny), ("kill", syscalls.kill), ("advisory", syscalls.advisory)):
+        for i, call in enumerate(calls):
+            if reason := bad_call(call, advisory=name == "advisory"):
+                raise ConfigError(f"{key}syscalls.{name}.{i}", reason)
+    rules = GuestRules(
+        tuple(checked()), frozenset(syscalls.deny), frozenset(syscalls.kill), frozenset(syscalls.advisory), syscalls.error
+    )
+    try:
+        rules.table()
+    except ValueError as error:
+        raise ConfigError(f"{key}files", str(error)) from None
+    return rules

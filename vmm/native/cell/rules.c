@@ -1,0 +1,389 @@
+/* Matching paths and ring operations against a VM's rules. See rules.h. */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include "rules.h"
+
+struct part {
+    const uint8_t *bytes;
+    uint16_t length, kind;
+};
+struct rule {
+    const struct part *part;
+    uint64_t deep;                   /* bits of the parts that are AFW_PART_DEPTH */
+    uint32_t parts;
+    uint32_t action;
+};
+struct rules {
+    struct afw_rules head;
+    uint8_t *table;
+    struct part *part;               /* of the table */
+    struct rule *rule;               /* the table's, then those added: their parts and bytes are allocated one by one */
+    uint32_t n, given;
+};
+struct rules_cursor {
+    uint64_t state[1];
+};
+
+/* ---- names ---- */
+
+static size_t character(const uint8_t *s, size_t n)
+{
+    size_t i = 1;
+    while (i < n && (s[i] & 0xc0) == 0x80)
+        i++;
+    return i;
+}
+
+static int in_set(const uint8_t *set, uint8_t c)
+{
+    return c < 128 && set[c / 8] >> (c % 8) & 1;
+}
+
+/* A token that is not AFW_GLOB_STAR against the head of s. -> bytes it took, -1: does not match; *size: of the token */
+static int token(const uint8_t *t, const uint8_t *s, size_t n, size_t *size)
+{
+    switch (*t) {
+    case AFW_GLOB_TEXT:
+        *size = 2 + (size_t)t[1];
+        return n >= t[1] && !memcmp(t + 2, s, t[1]) ? t[1] : -1;
+    case AFW_GLOB_ANY:
+        *size = 1;
+        return n ? (int)character(s, n) : -1;
+    default:
+        *size = 17;
+        return n && in_set(t + 1, *s) == (*t == AFW_GLOB_SET) ? (int)character(s, n) : -1;
+    }
+}
+
+static int glob(const uint8_t *t, size_t left, const uint8_t *s, size_t n)
+{
+    const uint8_t *end = t + left, *star = 0, *from = 0;
+    for (;;) {
+        if (t < end && *t == AFW_GLOB_STAR) {
+            star = ++t;
+            from = s;
+            continue;
+        }
+        size_t size = 0;
+        int took = t < end ? token(t, s, n, &size) : -1;
+        if (t == end && !n)
+            return 1;
+        if (took >= 0) {
+            t += size;
+            s += took;
+            n -= (size_t)took;
+            continue;
+        }
+        if (!star || (n + (size_t)(s - from)) == 0)
+            return 0;
+        n += (size_t)(s - from) - 1; /* the last star takes one byte more */
+        s = ++from;
+        t = star;
+    }
+}
+
+static int part_matches(const struct part *p, const char *name, size_t n)
+{
+    if (p->kind == AFW_PART_NAME)
+        return p->length == n && !memcmp(p->bytes, name, n);
+    return glob(p->bytes, p->length, (const uint8_t *)name, n);
+}
+
+/* ---- patterns ---- */
+
+static uint64_t closed(const struct rule *u, uint64_t state)
+{
+    for (uint64_t more; (more = state | (state & u->deep) << 1) != state;)
+        state = more;
+    return state;
+}
+
+static uint64_t accepts(const struct rule *u)
+{
+    return 1ull << u->parts;
+}
+
+static uint64_t step(const struct rule *u, uint64_t state, const char *name, size_t n)
+{
+    if (state & accepts(u))
+        return state;                /* all below is matched as well */
+    uint64_t next = state & u->deep;
+    for (uint64_t s = state & ~u->deep; s; s &= s - 1) {
+        unsigned i = (unsigned)__builtin_ctzll(s);
+        if (part_matches(&u->part[i], name, n))
+            next |= 2ull << i;
+    }
+    return closed(u, next);
+}
+
+/* State after a path; *above: whether a directory above it was matched */
+static uint64_t run(const struct rule *u, const char *path, int *above)
+{
+    uint64_t state = closed(u, 1);
+    *above = 0;
+    while (*path == '/')
+        path++;
+    while (*path && state) {
+        if (state & accepts(u)) {
+            *above = 1;
+            break;
+        }
+        size_t n = strcspn(path, "/");
+        state = step(u, state, path, n);
+        path += n + (path[n] == '/');
+    }
+    return state;
+}
+
+int rules_path(const struct rules *r, const char *path, int *above)
+{
+    int action = 0, higher = 0;
+    for (uint32_t i = 0; i < r->n; i++) {
+        const struct rule *u = &r->rule[i];
+        int up;
+        if ((int)u->action <= action && (int)u->action <= higher)
+            continue;
+        if (!(run(u, path, &up) & accepts(u)))
+            continue;
+        if ((int)u->action > action)
+            action = (int)u->action;
+        if (up && (int)u->action > higher)
+            higher = (int)u->action;
+    }
+    if (above)
+        *above = higher;
+    return action;
+}
+
+struct rules_cursor *rules_at(const struct rules *r, const char *directory)
+{
+    struct rules_cursor *at = malloc(sizeof *at + r->n * sizeof *at->state);
+    int up;
+    for (uint32_t i = 0; at && i < r->n; i++)
+        at->state[i] = run(&r->rule[i], directory, &up);
+    return at;
+}
+
+int rules_name(const struct rules *r, const struct rules_cursor *at, const char *name)
+{
+    int action = 0;
+    size_t n = strlen(name);
+    for (uint32_t i = 0; i < r->n; i++) {
+        const struct rule *u = &r->rule[i];
+        if ((int)u->action > action && at->state[i] && step(u, at->state[i], name, n) & accepts(u))
+            action = (int)u->action;
+    }
+    return action;
+}
+
+int rules_may_move(const struct rules *r, const char *from, const char *to)
+{
+    for (uint32_t i = 0; i < r->n; i++) {
+        const struct rule *u = &r->rule[i];
+        int up;
+        uint64_t before = run(u, from, &up), after = to ? run(u, to, &up) : 0;
+        /* What may come below `from` on the way to a match must be possible below `to`. */
+        if (!(after & accepts(u)) && before & ~after)
+            return 0;
+    }
+    return 1;
+}
+
+/* ---- rules of our own ---- */
+
+uint32_t rules_action(const struct rules *r, uint32_t i)
+{
+    return r->rule[i].action;
+}
+
+int rules_prefix(const struct rules *r, uint32_t i, char *out, uint32_t *names)
+{
+    if (i >= r->given)
+        return 0;
+    const struct rule *u = &r->rule[i];
+    size_t len = 0;
+    *names = 0;
+    strcpy(out, "/");
+    for (uint32_t k = 0; k < u->parts && u->part[k].kind == AFW_PART_NAME; k++) {
+        if (len + 1 + u->part[k].length >= PATH_MAX)
+            break;
+        out[len++] = '/';
+        memcpy(out + len, u->part[k].bytes, u->part[k].length);
+        len += u->part[k].length;
+        out[len] = 0;
+        ++*names;
+    }
+    return 1;
+}
+
+int rules_add(struct rules *r, const char *path, uint32_t i, uint32_t names, int action)
+{
+    const struct rule *like = i < r->given ? &r->rule[i] : 0;
+    uint32_t tail = like && names < like->parts ? like->parts - names : 0, parts = 0;
+    for (const char *s = path; *s; s++)
+        parts += *s == '/' && s[1] && s[1] != '/';
+    if (r->n - r->given >= RULES_ADDED || parts + tail > AFW_RULES_PARTS)
+        return -E2BIG;
+    size_t len = strlen(path) + 1;
+    struct part *part = calloc(1, (parts + tail) * sizeof *part + len);
+    struct rule *grown = realloc(r->rule, (r->n + 1ull) * sizeof *grown);
+    if (grown)
+        r->rule = grown;
+    if (!part || !grown) {
+        free(part);
+        return -ENOMEM;
+    }
+    char *text = (char *)(part + parts + tail);
+    memcpy(text, path, len);
+    struct rule *u = &r->rule[r->n];
+    *u = (struct rule){.part = part, .parts = parts + tail, .action = (uint32_t)action};
+    uint32_t k = 0;
+    for (char *s = text; *s;) {
+        size_t n = strcspn(s, "/");
+        if (n)
+            part[k++] = (struct part){(const uint8_t *)s, (uint16_t)n, AFW_PART_NAME};
+        s += n + (s[n] == '/');
+    }
+    for (uint32_t t = 0; t < tail; t++)
+        part[k++] = r->rule[i].part[names + t];
+    for (uint32_t b = 0; b < k; b++)
+        u->deep |= (uint64_t)(part[b].kind == AFW_PART_DEPTH) << b;
+    r->n++;
+    return 0;
+}
+
+/* ---- the table ---- */
+
+static int tokens_good(const uint8_t *t, size_t left)
+{
+    while (left) {
+        size_t size = *t == AFW_GLOB_STAR || *t == AFW_GLOB_ANY ? 1 : *t == AFW_GLOB_SET || *t == AFW_GLOB_NOT ? 17 : 0;
+        if (*t == AFW_GLOB_TEXT && left > 2 && t[1])
+            size = 2 + (size_t)t[1];
+        if (!size || size > left)
+            return 0;
+        t += size;
+        left -= size;
+    }
+    return 1;
+}
+
+static int part_good(const struct part *p)
+{
+    switch (p->kind) {
+    case AFW_PART_NAME:
+        return p->length && p->length <= NAME_MAX && !memchr(p->bytes, '/', p->length) && !memchr(p->bytes, 0, p->length);
+    case AFW_PART_GLOB:
+        return p->length && p->length <= 2048 && tokens_good(p->bytes, p->length);
+    default:
+        return p->kind == AFW_PART_DEPTH && !p->length;
+    }
+}
+
+int rules_parse(const uint8_t *shared, uint64_t size, struct rules **out)
+{
+    struct rules *r = calloc(1, sizeof *r);
+    int e = -EINVAL;
+    if (!r)
+        return -ENOMEM;
+    if (size < sizeof r->head || size > AFW_RULES_SIZE)
+        goto bad;
+    r->table = malloc(size);
+    if (!r->table) {
+        e = -ENOMEM;
+        goto bad;
+    }
+    memcpy(r->table, shared, size);  /* the one look at it */
+    memcpy(&r->head, r->table, sizeof r->head);
+    const struct afw_rules *h = &r->head;
+    if (h->size != size || h->n_rules > AFW_RULES_MAX || h->n_parts > size / sizeof(struct afw_rule_part) ||
+        (h->error != EPERM && h->error != ENOSYS))
+        goto bad;
+    uint64_t rules_at = sizeof *h, parts_at = rules_at + h->n_rules * sizeof(struct afw_rule);
+    uint64_t bytes_at = parts_at + h->n_parts * sizeof(struct afw_rule_part);
+    if (bytes_at > size)
+        goto bad;
+    r->part = calloc(h->n_parts + 1ull, sizeof *r->part);
+    r->rule = calloc(h->n_rules + 1ull, sizeof *r->rule);
+    if (!r->part || !r->rule) {
+        e = -ENOMEM;
+        goto bad;
+    }
+    for (uint32_t i = 0; i < h->n_parts; i++) {
+        struct afw_rule_part p;
+        memcpy(&p, r->table + parts_at + i * sizeof p, sizeof p);
+        if (p.offset < bytes_at || p.offset > size || p.length > size - p.offset)
+            goto bad;
+        r->part[i] = (struct part){r->table + p.offset, p.length, p.kind};
+        if (!part_good(&r->part[i]))
+            goto bad;
+    }
+    for (uint32_t i = 0; i < h->n_rules; i++) {
+        struct afw_rule u;
+        memcpy(&u, r->table + rules_at + i * sizeof u, sizeof u);
+        if (u.parts > AFW_RULES_PARTS || u.first > h->n_parts || u.parts > h->n_parts - u.first || u.action < AFW_RULE_READ ||
+            u.action > AFW_RULE_HIDE)
+            goto bad;
+        r->rule[i] = (struct rule){.part = r->part + u.first, .parts = u.parts, .action = u.action};
+        for (uint32_t k = 0; k < u.parts; k++)
+            r->rule[i].deep |= (uint64_t)(r->rule[i].part[k].kind == AFW_PART_DEPTH) << k;
+    }
+    r->n = r->given = h->n_rules;
+    *out = r;
+    return 0;
+bad:
+    rules_free(r);
+    return e;
+}
+
+void rules_free(struct rules *r)
+{
+    if (!r)
+        return;
+    for (uint32_t i = r->given; i < r->n; i++)
+        free((void *)r->rule[i].part);
+    free(r->rule);
+    free(r->part);
+    free(r->table);
+    free(r);
+}
+
+/* ---- operations ---- */
+
+static int bit(const uint64_t *set, uint32_t n)
+{
+    return set[n / 64] >> (n % 64) & 1;
+}
+
+enum rules_verdict rules_op(const struct rules *r, const struct afw_sqe *e)
+{
+    uint32_t n = e->op == AFW_OP_UNLINK && e->a[2] & AT_REMOVEDIR ? AFW_RULES_RMDIR : e->op;
+    if (n >= 128)
+        return RULES_OK;             /* there is no such operation */
+    return bit(r->head.kill, n) ? RULES_KILL : bit(r->head.deny, n) ? RULES_REFUSE : RULES_OK;
+}
+
+int rules_error(const struct rules *r)
+{
+    return (int)r->head.error;
+}
+
+int rules_guest(const struct rules *r, uint32_t syscall)
+{
+    return syscall < 512 && bit(r->head.guest, syscall);
+}
+
+const char *rules_op_name(uint32_t op)
+{
+    static const char *const names[] = {
+        [AFW_OP_OPEN] = "open",         [AFW_OP_READDIR] = "getdents64", [AFW_OP_READLINK] = "readlink", [AFW_OP_ACCESS] = "access",
+        [AFW_OP_MKDIR] = "mkdir",       [AFW_OP_UNLINK] = "unlink",      [AFW_OP_RENAME] = "rename",     [AFW_OP_SYMLINK] = "symlink",
+        [AFW_OP_LINK] = "link",         [AFW_OP_CHMOD] = "chmod",        [AFW_OP_UTIMENS] = "utimensat", [AFW_OP_TRUNCATE] = "truncate",
+        [AFW_OP_FSYNC] = "fsync",       [AFW_OP_STATFS] = "statfs",      [AFW_OP_CHDIR] = "chdir",       [AFW_OP_GETCWD] = "getcwd",
+        [AFW_OP_FLOCK] = "flock",       [AFW_OP_FCHMOD] = "fchmod",      [AFW_OP_FALLOCATE] = "fallocate", [AFW_OP_FLOW_OPEN] = "connect",
+    };
+    return op < sizeof names / sizeof *names && names[op] ? names[op] : "that";
+}
