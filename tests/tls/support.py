@@ -59,7 +59,8 @@ class Bench:
 
 
 @contextlib.asynccontextmanager
-async def bench(port: int, ca_pem: str, tmp_path: Path, **config: Any) -> AsyncIterator[Bench]:
+async def bench(port: int, ca_pem: str, tmp_path: Path, *more: object, **config: Any) -> AsyncIterator[Bench]:
+    """`more`: further plugins, asked before the others."""
     ca = tmp_path / "ca.pem"
     ca.write_text(ca_pem or CertificateAuthority().ca_pem)
     config.setdefault("shared", (HOST,))
@@ -67,7 +68,7 @@ async def bench(port: int, ca_pem: str, tmp_path: Path, **config: Any) -> AsyncI
     plugin = Plugin(TlsConfig(ca_files=(str(ca),), **config))
     loopback = Loopback()
     hosts = {HOST: "127.0.0.1", "api.anthropic.com": "127.0.0.1", "other.test": "127.0.0.1"}
-    runtime = make_runtime(Dns(DnsConfig(upstream=(), hosts=hosts)), plugin, loopback)
+    runtime = make_runtime(*more, Dns(DnsConfig(upstream=(), hosts=hosts)), plugin, loopback)
     await runtime.start()
     try:
         async with asyncio.timeout(60):
@@ -93,7 +94,11 @@ class Peer:
 
 @contextlib.asynccontextmanager
 async def serve(
-    handler: Handler, context: ssl.SSLContext | None = None, *, names: tuple[str, ...] = (HOST,)
+    handler: Handler,
+    context: ssl.SSLContext | None = None,
+    *,
+    names: tuple[str, ...] = (HOST,),
+    addresses: str | list[str] = "127.0.0.1",
 ) -> AsyncIterator[Peer]:
     peer = Peer()
     if context is None:
@@ -107,20 +112,26 @@ async def serve(
         if not writer.is_closing():
             writer.close()
 
-    server = await asyncio.start_server(client, "127.0.0.1", 0, ssl=context)
+    server = await asyncio.start_server(client, addresses if isinstance(addresses, str) else addresses[0], 0, ssl=context)
     peer.port = server.sockets[0].getsockname()[1]
+    others = [] if isinstance(addresses, str) else addresses[1:]
+    servers = [server, *[await asyncio.start_server(client, address, peer.port, ssl=context) for address in others]]
     try:
         yield peer
     finally:
-        server.close()
+        for each in servers:
+            each.close()
         for writer in peer.writers:
             writer.transport.abort()
         await asyncio.sleep(0)
 
 
 @contextlib.asynccontextmanager
-async def serve_blocking(handler: Callable[[ssl.SSLSocket], None], context: ssl.SSLContext | None = None) -> AsyncIterator[Peer]:
-    """A server of one connection in a thread: asyncio's TLS knows no half-close and sends no alerts."""
+async def serve_blocking(
+    handler: Callable[[ssl.SSLSocket], None], context: ssl.SSLContext | None = None, *, connections: int = 1
+) -> AsyncIterator[Peer]:
+    """A server of so many connections, one after the other, in a thread: asyncio's TLS knows no half-close and sends no
+    alerts."""
     peer = Peer()
     listener = socket.create_server(("127.0.0.1", 0))
     listener.settimeout(20)
@@ -128,20 +139,23 @@ async def serve_blocking(handler: Callable[[ssl.SSLSocket], None], context: ssl.
     context = context or peer.authority.server_context([HOST])
 
     def work() -> None:
-        with contextlib.suppress(OSError), listener.accept()[0] as raw:
-            raw.settimeout(20)
-            with context.wrap_socket(raw, server_side=True, suppress_ragged_eofs=False) as tls:
-                handler(tls)
+        for _ in range(connections):
+            with contextlib.suppress(OSError), listener.accept()[0] as raw:
+                peer.connections += 1
+                raw.settimeout(20)
+                with context.wrap_socket(raw, server_side=True, suppress_ragged_eofs=False) as tls:
+                    handler(tls)
 
     thread = threading.Thread(target=work)
     thread.start()
     try:
         yield peer
     finally:
-        with contextlib.suppress(OSError):  # if it still waits for its one connection
-            socket.create_connection(listener.getsockname(), timeout=1).close()
-        listener.close()
+        for _ in range(connections):  # if it still waits for some
+            with contextlib.suppress(OSError):
+                socket.create_connection(listener.getsockname(), timeout=1).close()
         await asyncio.to_thread(thread.join)
+        listener.close()
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

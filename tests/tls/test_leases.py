@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ import agentfw_tls_pool.pool
 import pytest
 from agentfw.destination import Destination
 from agentfw.errors import ConnectError, UpstreamError
-from agentfw.mock_llm import MockLLM
+from agentfw.mock_llm import MockLLM, MockOptions
 from agentfw.testing import make_agent
-from agentfw.upstream import TlsRequest
+from agentfw.upstream import Replayable, TlsRequest
 from agentfw_tls_pool.connection import Connection
 
 from .support import (
@@ -308,5 +309,74 @@ def test_nobody_listens(tmp_path: Path) -> None:
             results = await asyncio.gather(*(b.lease(make_agent(f"a{i}")) for i in range(50)), return_exceptions=True)
             assert all(isinstance(result, ConnectError) for result in results)
             assert b.waiting == b.opening == 0
+
+    run(main)
+
+
+def test_sessions_are_never_resumed_across_keys(tmp_path: Path) -> None:
+    """Another agent (where it does not share), tenant, version or authority begins anew, though the server offers tickets."""
+
+    async def main() -> None:
+        async with MockLLM(MockOptions(names=("api.anthropic.com",))) as server, bench(server.port, server.ca_pem, tmp_path) as b:
+            pool = b.plugin.pool
+            assert pool
+            red, blue = make_agent("red", tenant="red"), make_agent("blue", tenant="blue")
+            uses = [
+                (ALICE, HOST, 0), (red, HOST, 0), (blue, HOST, 0), (ALICE, HOST, 0x0303),
+                (ALICE, "api.anthropic.com", 0), (BOB, "api.anthropic.com", 0), (ALICE, "127.0.0.1", 0),
+            ]  # fmt: skip
+            for round_ in range(2):
+                for agent, host, maximum in uses:
+                    request = TlsRequest(None if host[0].isdigit() else host, ("http/1.1",), maximum=maximum)
+                    upstream = await b.lease(agent, request, host)
+                    await chat(upstream, "x", max_tokens=1)
+                    upstream.release(reusable=True)
+                for group in pool.groups.values():
+                    pool._empty(group)
+                assert b.resumed == server.stats()["resumed"] == round_ * len(uses)
+            assert b.handshakes == 2 * len(uses)
+
+    run(main)
+
+
+def test_second_attempts_are_bounded(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serve(echo) as peer, bench(peer.port, peer.authority.ca_pem, tmp_path, max_retries=2) as b:
+            agents = [make_agent(f"a{i}") for i in range(3)]
+            leases = [await b.lease(agent) for agent in agents]
+            for upstream in leases:
+                assert isinstance(upstream, Replayable)
+            assert [upstream.claim_retry() for upstream in leases] == [True, True, False]  # type: ignore[attr-defined]
+            assert (b.retry, b.retry_overflow) == (2, 1)
+            for upstream in leases:
+                upstream.release()
+            second = await b.lease(agents[0])
+            other = await b.lease(agents[2])  # not a second attempt
+            cluster = next(iter(b.plugin.pool.clusters.values()))  # type: ignore[union-attr]
+            assert (cluster.retries, len(cluster.claims)) == (1, 1)
+            assert not other.claim_retry()  # type: ignore[attr-defined]
+            second.release(reusable=True)
+            assert other.claim_retry()  # type: ignore[attr-defined]
+            cluster.claims = [(agent, 0.0) for agent, _ in cluster.claims]  # they never came back
+            assert other.claim_retry()  # type: ignore[attr-defined]
+            other.release(reusable=True)
+
+    run(main)
+
+
+def test_silence_of_a_vanished_peer_is_noticed(tmp_path: Path) -> None:
+    """Keepalive probes are on for held connections: the kernel finds out, and the loop is told."""
+
+    async def main() -> None:
+        async with serve(echo) as peer, bench(peer.port, peer.authority.ca_pem, tmp_path) as b:
+            upstream = await b.lease()
+            sock = upstream._connection._sock  # type: ignore[attr-defined]
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            idle, interval, count = (
+                sock.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            )
+            assert idle + interval * count <= 30
+            upstream.release(reusable=True)
 
     run(main)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import agentfw_tls_pool.pool
 import pytest
 from agentfw.agents import Agent, ExitReport
-from agentfw.errors import Denied, Overloaded
+from agentfw.errors import Denied, Overloaded, UpstreamError
 from agentfw.mock_llm import MockLLM, MockOptions
 from agentfw.testing import make_agent
 from agentfw.upstream import TlsRequest
@@ -19,6 +23,8 @@ from .support import (
     bench,
     chat,
     echo,
+    eventually,
+    exchange,
     run,
     serve,
 )
@@ -133,5 +139,142 @@ def test_policy_counts_for_held_connections_too(tmp_path: Path) -> None:
             with pytest.raises(Denied):
                 await b.lease(ALICE)
             assert (b.held, b.retired_denied) == (0, 1)
+
+    run(main)
+
+
+def test_one_agent_cannot_fill_the_queue(tmp_path: Path) -> None:
+    """A newcomer takes the place of the latest request of whoever has most; those with as little as it has stay."""
+
+    async def main() -> None:
+        limits = {"max_connections": 1, "max_pending": 3}
+        async with serve(echo) as peer, bench(peer.port, peer.authority.ca_pem, tmp_path, **limits) as b:
+            held = await b.lease()
+            greedy = [asyncio.ensure_future(b.lease(ALICE)) for _ in range(3)]
+            await asyncio.sleep(0.01)
+            modest = [asyncio.ensure_future(b.lease(make_agent(name))) for name in ("bob", "carol", "dave")]
+            await asyncio.sleep(0.01)
+            done = [task for task in (*greedy, *modest) if task.done()]
+            assert set(done) == {greedy[2], greedy[1], modest[2]}
+            for task in done:
+                error = task.exception()
+                assert isinstance(error, Overloaded)
+                assert 1 <= error.retry_after <= 30
+            assert (b.waiting, b.pending_overflow) == (3, 3)
+            held.release(reusable=True)
+            for task in (greedy[0], *modest[:2]):
+                (await task).release(reusable=True)
+            assert peer.connections == 1
+
+    run(main)
+
+
+def test_limits_count_over_all_agents_of_a_destination(tmp_path: Path) -> None:
+    """Where nobody shares, too: an idle connection of another agent makes room, a busy one is waited for, in turn."""
+
+    async def main() -> None:
+        async with (
+            serve(echo) as peer,
+            bench(peer.port, peer.authority.ca_pem, tmp_path, shared=(), max_connections=2) as b,
+        ):
+            agents = [make_agent(f"a{i}") for i in range(6)]
+            for agent in agents:
+                upstream = await b.lease(agent)
+                await exchange(upstream, b"x")
+                upstream.release(reusable=True)
+                assert b.held <= 2
+            assert b.held == 2
+            first = [await b.lease(agent) for agent in agents[:2]]
+            assert (b.held, b.leased) == (0, 2)
+            order: list[str] = []
+
+            async def one(agent: Agent) -> None:
+                upstream = await b.lease(agent)
+                order.append(agent.name)
+                await exchange(upstream, b"x")
+                upstream.release(reusable=True)
+
+            waiting = [asyncio.ensure_future(one(agent)) for agent in agents[2:]]
+            await asyncio.sleep(0.01)
+            greedy = [asyncio.ensure_future(one(agents[0])) for _ in range(3)]
+            await asyncio.sleep(0.01)
+            assert b.waiting == 7
+            assert b.cx_overflow >= 7
+            for upstream in first:
+                upstream.release(reusable=True)
+            await asyncio.gather(*waiting, *greedy)
+            assert set(order[:5]) >= {"a2", "a3", "a4"}  # not all of a0's first, though it holds a connection
+            cluster = next(iter(b.plugin.pool.clusters.values()))  # type: ignore[union-attr]
+            assert cluster.connections == b.held <= 2
+            assert cluster.requests == cluster.pending == 0
+
+    run(main)
+
+
+def test_requests_at_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serve(echo) as peer, bench(peer.port, peer.authority.ca_pem, tmp_path, max_requests=2) as b:
+            held = [await b.lease(), await b.lease(BOB)]
+            waiting = asyncio.ensure_future(b.lease(make_agent("carol")))
+            await asyncio.sleep(0.05)
+            assert (b.waiting, b.leased) == (1, 2)
+            held[0].release(reusable=True)
+            (await waiting).release(reusable=True)
+            held[1].release(reusable=True)
+
+    run(main)
+
+
+@pytest.mark.parametrize("kind", ["closes", "greets"])
+def test_a_peer_that_gives_connections_up_at_once_is_not_hammered(tmp_path: Path, kind: str) -> None:
+    async def main() -> None:
+        async def useless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if kind == "greets":
+                writer.write(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
+                await reader.read()
+
+        async with serve(useless) as peer:
+            config = {"preconnect": (f"{HOST}:{peer.port}",), "queue_timeout": 10.0}
+            async with bench(peer.port, peer.authority.ca_pem, tmp_path, **config) as b:
+                await asyncio.sleep(0.3)
+                assert 1 <= peer.connections <= 4
+                before = peer.connections
+                for _ in range(10):
+                    with contextlib.suppress(UpstreamError, OSError):
+                        upstream = await b.lease()
+                        await asyncio.sleep(0.005)
+                        with contextlib.suppress(UpstreamError, OSError):
+                            await upstream.send(b"x")
+                        upstream.release(reusable=True)
+                assert peer.connections - before < 60
+
+    run(main)
+
+
+def test_kept_connections_come_back_after_an_outage_ever_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agentfw_tls_pool.pool, "BACKOFF", (0.02, 0.1))
+
+    async def main() -> None:
+        down = True
+        asked: list[float] = []
+        async with serve(echo) as peer:
+            config = {"preconnect": (f"{HOST}:{peer.port}",), "preconnect_count": 1}
+            async with bench(peer.port, peer.authority.ca_pem, tmp_path, **config) as b:
+                assert b.plugin.pool
+                original = b.plugin.pool._open_connection
+
+                async def refused(*args: Any) -> Any:
+                    asked.append(asyncio.get_running_loop().time())
+                    if down:
+                        raise ConnectionRefusedError(111, "refused")
+                    return await original(*args)
+
+                b.plugin.pool._open_connection = refused  # type: ignore[assignment]
+                await eventually(lambda: len(asked) >= 6)
+                gaps = [later - earlier for earlier, later in pairwise(asked)]
+                assert gaps[0] >= 0.014
+                assert min(gaps[3:]) >= 0.07  # 0.1 less the dice
+                down = False
+                await eventually(lambda: b.held == 1)
 
     run(main)

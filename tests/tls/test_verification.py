@@ -94,18 +94,17 @@ def trustme_context(ca: trustme.CA, tmp_path: Path, **leaf: Any) -> ssl.SSLConte
     return context
 
 
-def self_signed() -> tuple[bytes, bytes]:
+def self_signed(*, names: bool = True) -> tuple[bytes, bytes]:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, HOST)])
-    certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), 1, NOW - DAY, NOW + DAY)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(HOST)]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, NOW - DAY, NOW + DAY)
+    if names:
+        builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(HOST)]), critical=False)
+    certificate = builder.sign(key, hashes.SHA256())
     private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     return certificate.public_bytes(serialization.Encoding.PEM), private
 
@@ -224,3 +223,134 @@ def test_versions_that_nobody_has_and_names_that_differ_are_refused(tmp_path: Pa
             assert server.stats()["connections"] == 0
 
     run(main)
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (
+            "expired",
+            r"certificate has expired \(on 20\d\d-\d\d-\d\d .* UTC, 1 days ago by this machine's clock; its owner must renew",
+        ),
+        ("not yet", r"not yet valid \(it is from 20.* on; this machine's clock may be wrong\)"),
+        ("wrong name", r"not valid for 'api\.openai\.com' \(it is for a\.example, 127\.0\.0\.9, \*\.b\.example\)"),
+        ("many names", r"\(it is for n0\.example, .*, n4\.example and 95 more\)"),
+        ("common name only", r"\(it names no host.*\)"),
+        (
+            "unknown authority",
+            r"self-signed certificate in certificate chain \(its authority is not among .*`ca_files` in \[tls\]",
+        ),
+        ("self-signed", r"self-signed certificate \(add it to `ca_files` in \[tls\] of agentfw\.toml if you trust it\)"),
+        ("no chain", r"unable to get local issuer certificate \(.*intermediate certificates\)"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_line(tmp_path: Path, kind: str, says: str) -> None:
+    """Host, trouble, remedy."""
+
+    async def main() -> None:
+        authority = CertificateAuthority()
+        trusted = authority.ca_pem
+        if kind == "expired":
+            context = authority.server_context([HOST], not_before=NOW - 3 * DAY, not_after=NOW - DAY)
+        elif kind == "not yet":
+            context = authority.server_context([HOST], not_before=NOW + DAY, not_after=NOW + 3 * DAY)
+        elif kind == "wrong name":
+            context = authority.server_context(["a.example", "127.0.0.9", "*.b.example"])
+        elif kind == "many names":
+            context = authority.server_context([f"n{i}.example" for i in range(100)])
+        elif kind == "unknown authority":
+            context = CertificateAuthority().server_context([HOST])
+        else:
+            chain, key = CertificateAuthority().issue([HOST])
+            if kind != "no chain":
+                chain, key = self_signed(names=kind == "self-signed")
+            if kind == "common name only":
+                trusted = chain.decode()
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            (tmp_path / "server.pem").write_bytes(key + chain[: chain.index(b"-----END CERTIFICATE-----") + 26])
+            context.load_cert_chain(tmp_path / "server.pem")
+        async with serve(echo, context) as peer, bench(peer.port, trusted, tmp_path) as b:
+            with pytest.raises(TlsError) as caught:
+                await b.lease()
+            text = str(caught.value)
+            assert text.startswith("certificate of api.openai.com is not accepted: ")
+            assert "\n" not in text
+            assert len(text) < 400
+            assert re.search(says, text), text
+
+    run(main)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_certificates_with_odd_names_are_refused_and_told(tmp_path: Path, count: int) -> None:
+    """Names that would garble a message, or that are not what they seem: NUL, blanks, control characters."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "odd")])
+    names = x509.SubjectAlternativeName([x509.DNSName("api.openai.com\x00.evil.example"), x509.DNSName("a\nb\x1b[31m")][:count])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, NOW - DAY, NOW + DAY)
+    leaf = builder.add_extension(names, critical=False).sign(key, hashes.SHA256())
+    pem = leaf.public_bytes(serialization.Encoding.PEM)
+    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (tmp_path / "odd.pem").write_bytes(private + pem)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "odd.pem")
+
+    async def main() -> None:
+        async with serve(echo, context) as peer, bench(peer.port, pem.decode(), tmp_path) as b:
+            with pytest.raises(TlsError) as caught:
+                await b.lease()
+            assert caught.value.verify_code == 62
+            assert str(caught.value).isprintable()
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("names", "host", "good"),
+    [
+        (["*.openai.com"], "api.openai.com", True),
+        (["*.openai.com"], "openai.com", False),
+        (["*.openai.com"], "a.api.openai.com", False),
+        (["a*.openai.com"], "api.openai.com", False),
+        (["API.OpenAI.com"], "api.openai.com", True),
+        (["api.openai.com."], "api.openai.com", False),
+        (["127.0.0.1"], "127.0.0.1", True),
+        (["127.0.0.2"], "127.0.0.1", False),
+        (["*.0.0.1"], "127.0.0.1", False),
+        (["xn--bcher-kva.example"], "xn--bcher-kva.example", True),
+        (["*.xn--bcher-kva.example"], "www.xn--bcher-kva.example", True),
+    ],
+)
+def test_names_match_as_rfc_9525_says(names: list[str], host: str, good: bool) -> None:
+    from agentfw_tls_pool.trust import NameMismatch, check_name
+    from cryptography import x509
+
+    chain, _ = CertificateAuthority().issue(names)
+    leaf = x509.load_pem_x509_certificates(chain)[0]
+    is_address = host[0].isdigit()
+    if good:
+        check_name(leaf, host, is_address=is_address)
+    else:
+        with pytest.raises(NameMismatch):
+            check_name(leaf, host, is_address=is_address)
+
+
+def test_every_alert_has_the_name_that_programs_know(tmp_path: Path) -> None:
+    import _ssl
+
+    from agentfw_tls_pool.words import error_word
+    from OpenSSL import SSL
+
+    known = set(_ssl.err_codes_to_names.values())  # type: ignore[attr-defined]
+    alerts = (
+        "handshake failure", "bad certificate", "certificate unknown", "unknown ca", "access denied", "internal error",
+        "protocol version", "certificate required", "decrypt error", "unexpected message",
+    )  # fmt: skip
+    for alert in alerts:
+        assert error_word(SSL.Error([("SSL routines", "", f"tls alert {alert}")])) in known
+    assert error_word(SSL.Error([("SSL routines", "", "wrong version number")])) == "WRONG_VERSION_NUMBER"
+    assert error_word(SSL.Error([])) == "UNKNOWN"

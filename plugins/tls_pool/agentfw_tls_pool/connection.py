@@ -79,6 +79,7 @@ class Connection:
         self._peer: X509 | None = None  # the certificate that the verdict is about
         self._fresh = False  # ciphertext came that SSL_read has not looked at yet
         self._buffered = 0
+        self._trouble = ""
         self._barren = 0
         self._fruitful = False
         self._unflushed = 0
@@ -226,6 +227,11 @@ class Connection:
                 self._tls.shutdown()
                 self._flush()
 
+    @property
+    def trouble(self) -> str:
+        """What broke it, for people; "" if nothing did."""
+        return self._trouble
+
     def soiled(self) -> str:
         """Why this connection must not be lent again, "" if there is no reason: reads all there is to read, never waits."""
         if self._closed or self._eof or self._error or self._finished:
@@ -236,7 +242,8 @@ class Connection:
             pass
         try:
             data = None if self._greeting else self._decrypt(1)
-        except (UpstreamError, OSError):
+        except (UpstreamError, OSError) as error:
+            self._trouble = self._trouble or str(error)
             return "closed"
         over = data == b"" or self._eof or self._error is not None
         if self.may_greet and not self.sent and not self._received and not over:

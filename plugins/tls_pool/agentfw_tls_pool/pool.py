@@ -35,6 +35,10 @@ AGAIN = 0.01
 """Seconds after which it is looked at again whether those who wait should wait."""
 BACKOFF = (0.5, 60.0)
 """Seconds to the second attempt to open ahead of need, doubled with each further failure, and at most."""
+YOUNG = 5.0
+"""Seconds that a connection lives at least, unless something is wrong with it."""
+STILLBORN = 3
+"""Connections in a row that died unused in less than that, after which those who wait are told so."""
 RETRY_AFTER = (1.0, 30.0)
 """Seconds that those who are turned away are told to wait, at least and at most."""
 
@@ -258,6 +262,8 @@ class Pool:
             if reason:
                 self.retire(group, connection, reason)
             else:
+                group.failures = 0
+                group.not_before = 0.0
                 self._keep_session(group, connection)
                 self._put_idle(group, connection)
         self._turn(group)
@@ -314,6 +320,8 @@ class Pool:
         elif reason in ("idle", "age", "requests", "denied", "drained"):
             self.counters[f"retired_{reason}"] += 1
         connection.close()
+        if reason in ("closed", "bytes") and not connection.leases and self._loop.time() - connection.opened_at < YOUNG:
+            self._stillborn(group, connection)
 
     def _keep_session(self, group: Group, connection: Connection) -> None:
         if connection.leases > 1 or connection.drained or (group.sessions and len(group.sessions) == SESSIONS):
@@ -429,8 +437,6 @@ class Pool:
             group.cluster.addresses[connection.address] = now
             self.counters["handshakes"] += 1
             self.counters["resumed"] += connection.resumed
-            group.not_before = 0.0
-            group.failures = 0
             group.last_failure = None
             if self._closed or group.abandoned:
                 connection.close()
@@ -439,11 +445,24 @@ class Pool:
         else:
             assert failure is not None
             self.counters["failed"] += 1
-            first, most = BACKOFF
-            group.not_before = now + min(first * 2.0 ** min(group.failures, 16), most) * random.uniform(0.75, 1.25)
-            group.failures += 1
+            self._back_off(group)
             self._fail(group, agent, failure, newest)
         self._pump(group)
+
+    def _back_off(self, group: Group) -> None:
+        """Of attempts to open ahead of need."""
+        first, most = BACKOFF
+        delay = min(first * 2.0 ** min(group.failures, 16), most) * random.uniform(0.75, 1.25)
+        group.not_before = self._loop.time() + delay
+        group.failures += 1
+
+    def _stillborn(self, group: Group, connection: Connection) -> None:
+        """The peer takes connections and gives them up at once: that must not become a loop."""
+        self._back_off(group)
+        if group.failures >= STILLBORN and not group.leased:
+            why = f": {connection.trouble}" if connection.trouble else ""
+            failure = UpstreamError(f"{group.key.destination} gives connections up as soon as they are open{why}")
+            self._fail(group, OPERATOR, failure, self._number)
 
     def _session(self, group: Group) -> SSL.Session | None:
         """The newest; each is used once."""
@@ -465,7 +484,7 @@ class Pool:
             concerned = []
         else:
             concerned = [waiter for queue in group.waiters.values() for waiter in queue if waiter.number <= newest]
-        if agent is OPERATOR and (group.failures & (group.failures - 1)) == 0:  # the 1st, 2nd, 4th, ... in a row
+        if agent is OPERATOR and group.keep and (group.failures & (group.failures - 1)) == 0:  # the 1st, 2nd, 4th, ... in a row
             log.warning("cannot open a connection to %s ahead of need: %s", group.key.destination, failure)
         for waiter in concerned:
             if not waiter.future.done():
@@ -493,6 +512,8 @@ class Pool:
                 reason = connection.soiled() or self._worn(connection, now)
                 if reason:
                     self.retire_idle(group, [connection], reason)
+                elif now - connection.opened_at > YOUNG:
+                    group.failures = 0
             self._pump(group)
             while group.sessions and now - group.sessions[0][0] >= SESSION_AGE:
                 group.sessions.popleft()

@@ -109,8 +109,8 @@ class ClientCertificate:
         if private.public_key() != found[0].public_key():
             raise ConfigError("key", f"{key}: is not the key of the certificate in {cert}")
         self.identity = hashlib.sha256(pem + b"\0" + secret).hexdigest()
-        self._chain = [crypto.X509.from_cryptography(each) for each in found]
-        self._key = crypto.PKey.from_cryptography_key(private)
+        self._chain = found
+        self._key = private
 
     def configure(self, context: SSL.Context) -> None:
         """Show it to servers that ask."""

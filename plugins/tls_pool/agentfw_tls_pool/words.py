@@ -4,12 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import re
 
 from cryptography import x509
 from OpenSSL import SSL
 from OpenSSL.crypto import X509
 
 _SHOWN_NAMES = 5
+
+
+# OpenSSL 4 calls all alerts "tls alert ..."; programs know the names that OpenSSL 1 and 3, and Python's ssl, have for them.
+_SSLV3 = re.compile(
+    "UNEXPECTED_MESSAGE|BAD_RECORD_MAC|DECOMPRESSION_FAILURE|HANDSHAKE_FAILURE|NO_CERTIFICATE|BAD_CERTIFICATE|"
+    "UNSUPPORTED_CERTIFICATE|CERTIFICATE_(REVOKED|EXPIRED|UNKNOWN)|ILLEGAL_PARAMETER"
+)
+_TLSV13 = re.compile("MISSING_EXTENSION|CERTIFICATE_REQUIRED")
+_NO_ALERT = re.compile(
+    "UNSUPPORTED_EXTENSION|CERTIFICATE_UNOBTAINABLE|UNRECOGNIZED_NAME|BAD_CERTIFICATE_(STATUS_RESPONSE|HASH_VALUE)"
+)
+
+
+def _alert(name: str) -> str:
+    if _NO_ALERT.fullmatch(name):
+        return f"TLSV1_{name}"
+    family = "SSLV3" if _SSLV3.fullmatch(name) else "TLSV13" if _TLSV13.fullmatch(name) else "TLSV1"
+    return f"{family}_ALERT_{name}"
 
 
 def error_word(error: SSL.Error) -> str:
@@ -19,7 +38,8 @@ def error_word(error: SSL.Error) -> str:
     entries = error.args[0] if error.args and isinstance(error.args[0], list) else []
     for entry in entries:
         if len(entry) == 3 and entry[2]:
-            return str(entry[2]).upper().replace(" ", "_").replace("-", "_")
+            word = str(entry[2]).upper().replace(" ", "_").replace("-", "_")
+            return _alert(word.removeprefix("TLS_ALERT_")) if word.startswith("TLS_ALERT_") else word
     return "UNKNOWN"
 
 
