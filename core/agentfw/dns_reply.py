@@ -76,6 +76,7 @@ class Reply:
 
 def read(message: bytes, message_id: int, question: wire.Question) -> Reply:
     """WireError unless it is a whole reply to this query (ID, question in any case of letters), with nothing behind its end."""
+    message = bytes(message)
     end = question.end
     if not end <= len(message) <= 65535:
         raise wire.WireError("cut short")

@@ -55,6 +55,7 @@ class Question:
 
 def parse_query(query: bytes) -> Question:
     """A standard query with one question (RFC 9619), at most an OPT record of version 0 (RFC 6891), and nothing behind it."""
+    query = bytes(query)
     if len(query) < 12 or query[2] & 0x80:
         raise WireError("not a query")
     if query[2] >> 3 & 15:

@@ -68,6 +68,16 @@ def allow(agent: Agent, destination: Destination) -> Awaitable[None] | None:
 
 
 @hookspec(firstresult=True)
+def stand_in(agent: Agent, name: str, qtype: int) -> tuple[str, ...] | None:
+    """Addresses that the agent is told for `name` instead of its own: connecting to one of them means the name, and they are
+    never dialled themselves. `qtype` 1: IPv4, 28: IPv6; () if the name shall have none of that kind, None: no opinion.
+
+    They must lie in a network that the plugin has reserved with `Runtime.reserve()`, be the same for a name as long as the agent
+    runs, and stand for one name. Called after `allow`, for an agent's own questions only. Never awaitable.
+    """
+
+
+@hookspec(firstresult=True)
 def resolve(agent: Agent, name: str, qtype: int, query: bytes) -> Awaitable[bytes | None] | bytes | None:
     """A DNS question: `name` normalised (lower case, no trailing dot), `query` the wire message it came in. -> wire reply.
 

@@ -15,7 +15,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from ipaddress import ip_address
+from ipaddress import IPv4Network, IPv6Network, ip_address
 
 from . import addresses, dns_reply, dns_wire
 from .agents import Agent, ExitReport, Operator
@@ -68,6 +68,7 @@ class Runtime:
         self._reloads = 0
         self._reloading = asyncio.Lock()
         self._names: dict[str, NameMemory] = {}
+        self._reserved: list[IPv4Network | IPv6Network] = []
         self._traffic: dict[str, Traffic] = {}
         self._ended: dict[str, None] = {}
         """Agents that exited last, oldest first: nothing is kept for what is left of them."""
@@ -174,6 +175,15 @@ class Runtime:
         memory = self._names.get(agent.id)
         return [*(memory.names(address) if memory else ()), address]
 
+    def reserve(self, network: IPv4Network | IPv6Network) -> None:
+        """Addresses in it stand for names (hook `stand_in`) from now on: none of them is dialled, whatever a policy says."""
+        if network not in self._reserved:
+            self._reserved.append(network)
+
+    def is_reserved(self, address: str) -> bool:
+        """Of a canonical address."""
+        return bool(self._reserved) and any(ip_address(address) in network for network in self._reserved)
+
     def audit(self, event: AuditEvent) -> None:
         """Tell the plugins; never raises, never waits."""
         self.counters["audit_events"] += 1
@@ -259,6 +269,8 @@ class Runtime:
 
     def check_address(self, agent: Agent, destination: Destination, address: str) -> None:
         """Raise Denied unless this (canonical) address may be dialled for `destination`."""
+        if self.is_reserved(address):
+            raise Denied("addresses: stand-ins", f"{address} stands for a name, and this agent was told of none", "core")
         if isinstance(agent, Operator):
             verdict = True if any(ip_address(address) in network for network in agent.networks) else None
         else:

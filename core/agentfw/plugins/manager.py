@@ -155,6 +155,9 @@ class PluginManager:
     async def allow(self, agent: Agent, destination: Destination) -> None:
         await self._all("allow", agent, destination)
 
+    def stand_in(self, agent: Agent, name: str, qtype: int) -> tuple[str, ...] | None:
+        return cast("tuple[str, ...] | None", self._first_now("stand_in", _is_texts, agent, name, qtype))
+
     async def resolve(self, agent: Agent, name: str, qtype: int, query: bytes) -> bytes | None:
         reply = await self._first("resolve", _is_bytes, agent, name, qtype, query)
         return None if reply is None else bytes(cast(bytes, reply))
@@ -378,6 +381,10 @@ def _is_tables(result: object) -> bool:
 
 def _is_bytes(result: object) -> bool:
     return isinstance(result, (bytes, bytearray))  # dnslib packs into a bytearray
+
+
+def _is_texts(result: object) -> bool:
+    return isinstance(result, tuple) and all(isinstance(each, str) for each in result)
 
 
 def _is_bool(result: object) -> bool:

@@ -19,7 +19,7 @@ from ..destination import Destination, is_address, parse_host
 from ..errors import AgentfwError, Denied, DestinationError, HookError, ResolveError
 from ..flows import Flow
 from .record import FlowRecord
-from .vet import vetted
+from .vet import HOST, vetted
 
 if TYPE_CHECKING:
     from ..runtime import Runtime
@@ -30,6 +30,7 @@ PORT = 53
 MAX_QUESTIONS = 64
 """Of one TCP connection that are being answered at once; the next are not read before."""
 REVERSE_TTL = 60
+STAND_IN_TTL = 300
 
 log = logging.getLogger("agentfw.relay")
 
@@ -142,6 +143,10 @@ async def _resolve(runtime: Runtime, agent: Agent, query: bytes, question: wire.
             return _pointer(query, question, known)
     destination = Destination("dns", name, PORT)
     await runtime.plugins.allow(agent, destination)
+    if question.qtype in HOST:
+        told = runtime.plugins.stand_in(agent, name, question.qtype)
+        if told is not None:
+            return _stood_in(runtime, agent, name, query, question, told)
     reply = await runtime.plugins.resolve(agent, name, question.qtype, query)
     if reply is None:
         raise ResolveError(name, "no plugin resolves names")
@@ -150,6 +155,18 @@ async def _resolve(runtime: Runtime, agent: Agent, query: bytes, question: wire.
     except wire.WireError as error:
         runtime.counters["dns_bad_replies"] += 1
         raise ResolveError(name, f"a malformed reply: {error}") from None
+
+
+def _stood_in(
+    runtime: Runtime, agent: Agent, name: str, query: bytes, question: wire.Question, told: tuple[str, ...]
+) -> bytes:
+    version = 4 if question.qtype == wire.A else 6
+    for address in told:
+        if ipaddress.ip_address(address).version != version or not runtime.is_reserved(address):
+            raise ValueError(f"{address} cannot stand for a name: it is not in a reserved network, or of the wrong kind")
+    runtime.learn(agent, name, told)
+    runtime.counters["dns_stand_ins"] += 1
+    return wire.make_reply(query, question, [(address, STAND_IN_TTL) for address in told])
 
 
 async def _told(runtime: Runtime, agent: Agent, name: str) -> str | None:

@@ -63,6 +63,8 @@ class Cache:
         """Fast path: by the query's bytes behind the ID."""
         self.entries: dict[bytes, Entry] = {}
         self.cost = 0
+        self.bytes = 0
+        """Of replies, and of answers that are ready."""
         self.evicted = 0
         self._shares: dict[str, _Share] = {}
         self._largest: list[tuple[int, str]] = []  # heap of (-cost, owner); stale items are corrected when they surface
@@ -91,11 +93,32 @@ class Cache:
         self.entries[entry.key] = entry
         share = self._add(entry, entry.owner)
         self.cost += entry.cost
+        self.bytes += len(entry.reply.wire)
         if entry.owner != COMMON:
             while share.cost > self.share:
                 self._evict_from(entry.owner)
         while self.cost > self.capacity:
             self._evict_from(self._largest_owner())
+
+    def discard(self, key: bytes) -> None:
+        """What was kept for this question is true no more."""
+        entry = self.entries.get(key)
+        if entry is not None:
+            self._remove(entry)
+
+    def resize(self, capacity: int, share: int) -> None:
+        """From now on; what is too much goes at once."""
+        self.capacity, self.share = capacity, share
+        for owner in list(self._shares):
+            while owner != COMMON and owner in self._shares and self._shares[owner].cost > share:
+                self._evict_from(owner)
+        while self.cost > capacity:
+            self._evict_from(self._largest_owner())
+
+    def forget_shapes(self) -> None:
+        """Each question is looked at anew."""
+        for entry in self.entries.values():
+            self._drop_shapes(entry)
 
     def remember_shape(self, entry: Entry, query: wire.Query, answer: bytes, until: float) -> None:
         """Keep `answer` ready for queries spelt like this one."""
@@ -104,8 +127,10 @@ class Cache:
         spelling = query.wire[2:]
         if spelling not in entry.shapes and len(entry.shapes) >= SHAPES:
             oldest = next(iter(entry.shapes))
-            del entry.shapes[oldest]
+            self.bytes -= len(entry.shapes.pop(oldest).answer)
             del self.shapes[oldest]
+        old = entry.shapes.get(spelling)
+        self.bytes += len(answer) - 2 - (len(old.answer) if old else 0)
         self.shapes[spelling] = entry.shapes[spelling] = Shape(query.name, answer[2:], until, entry)
 
     def used_by(self, entry: Entry, owner: str) -> None:
@@ -149,7 +174,12 @@ class Cache:
         self._take(entry)
         del self.entries[entry.key]
         self.cost -= entry.cost
-        for spelling in entry.shapes:
+        self.bytes -= len(entry.reply.wire)
+        self._drop_shapes(entry)
+
+    def _drop_shapes(self, entry: Entry) -> None:
+        for spelling, shape in entry.shapes.items():
+            self.bytes -= len(shape.answer)
             del self.shapes[spelling]
         entry.shapes.clear()
 

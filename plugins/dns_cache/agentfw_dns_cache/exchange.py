@@ -47,6 +47,7 @@ class Exchange:
 
     def __init__(self, servers: Sequence[Server], timeout: float, rounds: int, counters: Counter[str]) -> None:
         self.servers = list(servers)
+        """Also those of a newer configuration, from the next question on."""
         self.timeout = timeout
         self.rounds = rounds
         self.counters = counters
@@ -72,10 +73,12 @@ class Exchange:
                 except (OSError, EOFError, wire.Malformed) as error:
                     reason = f"{server}: {error or type(error).__name__}"
                 else:
+                    self.counters["upstream_foreign"] += reply.foreign
                     if not reply.failed:
                         server.failed_at = float("-inf")
                         return reply
                     bad = reply
+                    self.counters["upstream_refusals"] += 1
                     if reply.rcode == wire.REFUSED or len(self.servers) > 1:
                         server.failed_at = loop.time()
                     continue

@@ -1,88 +1,36 @@
-"""The plugin: configuration, the `resolve` hook, coalescing, stale answers, limits per agent."""
+"""The plugin: the hooks, coalescing, prefetching, stale answers, limits per agent.
+
+What is kept and for how long: RFC 2181, 8 (TTLs), RFC 2308 (negative answers), RFC 9520 (failures), RFC 8767 (stale answers).
+"""
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import msgspec
 from agentfw.agents import Agent, ExitReport
-from agentfw.destination import parse_address, parse_host, parse_port
-from agentfw.errors import ConfigError, DestinationError
+from agentfw.errors import ConfigError, Denied, ResolveError
 from agentfw.hookspecs import hookimpl
 from agentfw.runtime import Runtime
 
 from . import wire
 from .cache import UNIT, Cache, Entry
-from .exchange import Exchange, Server, UpstreamFailed
+from .config import DnsConfig, networks, servers, system_servers
+from .exchange import Exchange, UpstreamFailed
+from .overrides import TTL as OVERRIDE_TTL
+from .overrides import Overrides
+from .synthetic import Full, Pool
 
 log = logging.getLogger("agentfw.dns")
 
 CACHED_TYPES = frozenset({wire.A, wire.AAAA, wire.CNAME, wire.HTTPS, wire.SVCB})
 STALE_TTL = 30
-OVERRIDE_TTL = 60
-_LOCALHOST = ("127.0.0.1", "::1")
-
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
-
-
-class DnsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """Table [dns]. Times in seconds."""
-
-    upstream: tuple[str, ...] | None = None
-    """Resolvers, "ADDRESS", "ADDRESS:PORT" or "[IPv6]:PORT"; default: those of the host's /etc/resolv.conf."""
-    hosts: dict[str, str | tuple[str, ...]] = {}
-    """Names answered here, with these addresses, and asked of nobody."""
-    timeout: Seconds = 1.0
-    """Of the first try with each upstream; the second gets twice as much."""
-    rounds: Annotated[int, msgspec.Meta(ge=1, le=5)] = 2
-    entries: Positive = 16_384
-    """Size of the cache (a reply of more than 512 bytes counts as several)."""
-    agent_entries: Positive = 2048
-    """Of these, what names that only one agent asks for may take."""
-    min_ttl: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 1
-    max_ttl: Annotated[int, msgspec.Meta(ge=1, le=86_400)] = 3600
-    negative_ttl: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 300
-    failure_ttl: Annotated[int, msgspec.Meta(ge=1, le=300)] = 5
-    prefetch: bool = True
-    stale: bool = True
-    """Give an expired answer rather than none."""
-    stale_wait: Seconds = 1.8
-    stale_keep: Seconds = 3600.0
-    agent_pending: Positive = 64
-    """Questions of one agent that wait for an upstream."""
-    pending: Positive = 1024
-    agent_rate: Annotated[float, msgspec.Meta(gt=0)] = 50.0
-    """Questions a second that one agent may send upstream, on average."""
-    agent_burst: Positive = 500
-    name_length: Annotated[int, msgspec.Meta(ge=1, le=253)] = 253
-    """Longer names are refused: they carry data, not hosts."""
-
-    def __post_init__(self) -> None:
-        for index, text in enumerate(self.upstream or ()):
-            try:
-                _server(text)
-            except DestinationError as error:
-                raise ConfigError(f"upstream.{index}", str(error)) from None
-        for name, addresses in self.hosts.items():
-            try:
-                parse_host(name)
-                for address in _several(addresses):
-                    parse_address(address)
-            except DestinationError as error:
-                raise ConfigError(f"hosts.{name}", str(error)) from None
-        if self.agent_entries > self.entries:
-            raise ConfigError("agent_entries", "is more than entries")
-        if self.min_ttl > min(self.max_ttl, self.negative_ttl):
-            raise ConfigError("min_ttl", "is more than max_ttl or negative_ttl")
+MAX_FAILURES = 4096
 
 
 @dataclass(slots=True, eq=False)
@@ -127,15 +75,57 @@ class Plugin:
         self._agents: dict[str, _AgentState] = {}
         self._inflight: dict[bytes, asyncio.Task[_Outcome]] = {}
         self._failures: dict[bytes, _Failure] = {}
-        self._hosts = {parse_host(name): _records(_several(addresses)) for name, addresses in config.hosts.items()}
-        self._hosts.setdefault("localhost", _records(_LOCALHOST))
-        servers = [_server(text) for text in config.upstream] if config.upstream is not None else system_servers()
-        self.exchange = Exchange(servers, config.timeout, config.rounds, self.counters)
+        self._overrides = Overrides.make(config.hosts)
+        self._synthetic = config.mode == "synthetic"
+        self._pool = Pool(networks(config.synthetic_networks), config.synthetic_names, config.agent_names)
+        self._runtime: Runtime | None = None
+        self.exchange = self._exchange(config)
 
     @hookimpl
     def start(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        try:
+            self._overrides = self._read_overrides(self.config)
+        except ConfigError as error:
+            raise runtime.config.error(f"dns.{error.key}", error.message) from None
+        self._reserve(self.config)
         if not self.exchange.servers:
-            log.warning("no upstream DNS server: only names in [dns.hosts] will resolve")
+            log.warning("no upstream DNS server: only names in [dns.hosts], or that another plugin knows, will resolve")
+
+    def reconfigure(self, config: DnsConfig) -> Callable[[], None]:
+        """Prepare to go on with another table; the callable commits it. What is in the cache stays, within the new limits and
+        TTLs; overrides and upstreams hold from the next question on, and questions under way end with the old ones."""
+        if config.synthetic_networks != self.config.synthetic_networks:
+            raise ConfigError("synthetic_networks", "cannot change while agents run: they were told addresses of the old ones")
+        overrides = self._read_overrides(config)
+        exchange = self._exchange(config)
+
+        def commit() -> None:
+            self.config = config
+            self.exchange = exchange
+            self._overrides = overrides
+            self._synthetic = config.mode == "synthetic"
+            self._pool.limit(config.synthetic_names, config.agent_names)
+            self._reserve(config)
+            self.cache.resize(config.entries, config.agent_entries)
+            self.cache.forget_shapes()
+
+        return commit
+
+    def _exchange(self, config: DnsConfig) -> Exchange:
+        found = system_servers() if config.upstream is None else servers(config.upstream)
+        return Exchange(found, config.timeout, config.rounds, self.counters)
+
+    def _read_overrides(self, config: DnsConfig) -> Overrides:
+        file = self._runtime.config.file if self._runtime is not None else None
+        base = Path() if file is None else Path(file).parent
+        files = [(f"hosts_files.{i}", base / Path(name).expanduser()) for i, name in enumerate(config.hosts_files)]
+        return Overrides.make(config.hosts, files)
+
+    def _reserve(self, config: DnsConfig) -> None:
+        if config.mode == "synthetic" and self._runtime is not None:
+            for network in networks(config.synthetic_networks):
+                self._runtime.reserve(network)
 
     @hookimpl
     async def stop(self) -> None:
@@ -148,9 +138,25 @@ class Plugin:
     def exit(self, agent: Agent, report: ExitReport) -> None:
         self._agents.pop(agent.id, None)
         self.cache.owner_gone(agent.id)
+        self._pool.forget(agent.id)
 
     @hookimpl
-    def resolve(self, agent: Agent, name: str, qtype: int, query: bytes) -> Awaitable[bytes] | bytes:
+    def stand_in(self, agent: Agent, name: str, qtype: int) -> tuple[str, ...] | None:
+        if not self._synthetic:
+            return None
+        if len(name) > self.config.name_length:
+            self.counters["refused"] += 1
+            raise Denied("dns.name_length", "the name is too long")
+        try:
+            found = self._pool.addresses(agent.id, name, qtype)
+        except Full as error:
+            self.counters["limited"] += 1
+            raise ResolveError(name, str(error)) from None
+        self.counters["synthetic"] += 1
+        return found
+
+    @hookimpl
+    def resolve(self, agent: Agent, name: str, qtype: int, query: bytes) -> Awaitable[bytes] | bytes | None:
         # PERF: these lines are the whole of a hit; see Cache.get().
         now = self._clock()
         shape = self._shapes.get(query[2:])
@@ -171,23 +177,28 @@ class Plugin:
             "override_hits",
             "stale",
             "prefetched",
+            "passed",
             "refused",
             "limited",
+            "synthetic",
         )
-        upstream = ("udp", "tcp", "failures", "mismatched", "truncated")
+        upstream = ("udp", "tcp", "failures", "refusals", "mismatched", "truncated", "foreign")
         return {
             "hits": self._hits + counters["hits"],
             **{name: counters[name] for name in names},
             "upstream_queries": counters["upstream_udp"] + counters["upstream_tcp"],
             **{f"upstream_{name}": counters[f"upstream_{name}"] for name in upstream},
             "entries": len(self.cache),
+            "bytes": self.cache.bytes,
+            "failures": len(self._failures),
+            "synthetic_names": len(self._pool),
             "evicted": self.cache.evicted,
             "pending": len(self._inflight),
         }
 
     # ---- the slow path ----
 
-    def _resolve(self, agent: Agent, name: str, wire_query: bytes, now: float) -> Awaitable[bytes] | bytes:
+    def _resolve(self, agent: Agent, name: str, wire_query: bytes, now: float) -> Awaitable[bytes] | bytes | None:
         try:
             query = wire.parse_query(wire_query)
         except wire.Refused as refusal:
@@ -198,10 +209,11 @@ class Plugin:
         if len(query.name) > self.config.name_length:
             self.counters["refused"] += 1
             return self._error(query, wire.REFUSED, (wire.EDE_PROHIBITED, "the name is too long"))
-        override = self._hosts.get(name)
+        override = self._override(query)
         if override is not None:
-            self.counters["override_hits"] += 1
-            return wire.made_reply(query, [record for record in override if record[0] == query.qtype], OVERRIDE_TTL)
+            return override
+        if self._synthetic and query.qtype in (wire.HTTPS, wire.SVCB):  # with hints and ports of its own
+            return wire.made_reply(query, [], OVERRIDE_TTL)
         entry = self.cache.entries.get(query.key)
         if entry is not None and now < entry.expires:
             entry.hits += 1
@@ -213,9 +225,7 @@ class Plugin:
                 return self._stale(agent, query, entry)
             self.counters["failure_hits"] += 1
             return self._error(query, failure.rcode, (wire.EDE_CACHED_ERROR, failure.text))
-        state = self._agents.get(agent.id)
-        if state is None:
-            state = self._agents[agent.id] = _AgentState(tokens=self.config.agent_burst, filled=now)
+        state = self._state(agent, now)
         task = self._inflight.get(query.key)
         if state.pending >= self.config.agent_pending:
             self.counters["limited"] += 1
@@ -225,11 +235,28 @@ class Plugin:
             if limit:
                 self.counters["limited"] += 1
                 return self._error(query, wire.REFUSED, (wire.EDE_PROHIBITED, limit))
-            self.counters["misses"] += 1
+            if not self.exchange.servers and self.config.upstream is None:
+                self.counters["passed"] += 1
+                return None  # the host has no resolvers that could be asked by hand; the native stack may have other ways
+            self.counters["misses" if query.qtype in CACHED_TYPES else "passed"] += 1
             task = self._start(query, agent.id)
         else:
             self.counters["coalesced"] += 1
         return self._wait(agent, state, query, entry, task)
+
+    def _override(self, query: wire.Query) -> bytes | None:
+        found = self._overrides.find(query.name)
+        if found is None:
+            return None
+        self.counters["override_hits"] += 1
+        rcode, records = found
+        return wire.made_reply(query, [record for record in records if record[0] == query.qtype], OVERRIDE_TTL, rcode)
+
+    def _state(self, agent: Agent, now: float) -> _AgentState:
+        state = self._agents.get(agent.id)
+        if state is None:
+            state = self._agents[agent.id] = _AgentState(tokens=self.config.agent_burst, filled=now)
+        return state
 
     def _limited(self, state: _AgentState, now: float) -> str:
         """Why this agent may not ask upstream now; "" if it may."""
@@ -266,6 +293,9 @@ class Plugin:
         if task.cancelled() or task.exception():
             return self._error(query, wire.SERVFAIL, (wire.EDE_OTHER, "the resolver is stopping"))
         outcome = task.result()
+        override = self._override(query)
+        if override is not None:  # since the question was asked
+            return override
         if outcome.entry is not None:
             return self._answer(agent, query, outcome.entry, self._clock())
         if outcome.failure is not None:
@@ -289,6 +319,7 @@ class Plugin:
         now = self._clock()
         lifetime = reply.lifetime(config.min_ttl, config.max_ttl, config.negative_ttl)
         if lifetime is None or query.qtype not in CACHED_TYPES:
+            self.cache.discard(query.key)  # what was known before holds no longer, though the news cannot be kept
             return _Outcome(reply=reply)
         cost = 1 + len(reply.wire) // UNIT
         entry = Entry(query.key, reply, now, now + lifetime, now + 0.9 * lifetime, owner, cost)
@@ -298,9 +329,10 @@ class Plugin:
 
     def _failed(self, query: wire.Query, rcode: int, text: str) -> _Outcome:
         """Kept for a few seconds beside the cache, so that it never replaces an answer."""
+        rcode = rcode if rcode < 16 else wire.SERVFAIL  # else it could not be told without EDNS
         failure = _Failure(self._clock() + self.config.failure_ttl, rcode, text)
         self._failures[query.key] = failure
-        while len(self._failures) > 4096:
+        while len(self._failures) > MAX_FAILURES:
             del self._failures[next(iter(self._failures))]
         return _Outcome(failure=failure)
 
@@ -312,22 +344,20 @@ class Plugin:
         self.cache.used_by(entry, agent.id)
         until = min(entry.stored + age + 1, entry.expires)
         if now >= entry.prefetch_from:
-            self._prefetch(query, entry)
+            if config.prefetch and entry.hits < 2:
+                return answer  # the next one is to be seen here, too
+            self._prefetch(agent, query, entry, now)
         elif until > entry.prefetch_from:
             until = entry.prefetch_from
         self.cache.remember_shape(entry, query, answer, until)
         return answer
 
-    def _prefetch(self, query: wire.Query, entry: Entry) -> None:
-        if (
-            not self.config.prefetch
-            or entry.hits < 2
-            or query.key in self._inflight
-            or len(self._inflight) >= self.config.pending
-        ):
+    def _prefetch(self, agent: Agent, query: wire.Query, entry: Entry, now: float) -> None:
+        """At the cost of the agent that makes it worth while: short TTLs would else be a way past its limit."""
+        if not self.config.prefetch or query.key in self._inflight:
             return
         failure = self._failures.get(query.key)
-        if failure is None or failure.until <= self._clock():
+        if (failure is None or failure.until <= now) and not self._limited(self._state(agent, now), now):
             self.counters["prefetched"] += 1
             self._start(query, entry.owner)
 
@@ -340,47 +370,7 @@ class Plugin:
         return wire.render(entry.reply, query, 0, 0, STALE_TTL, ttl=STALE_TTL, ede=(wire.EDE_STALE, ""))
 
     def _error(self, query: wire.Query, rcode: int, ede: tuple[int, str]) -> bytes:
-        return wire.error_reply(query.wire, query.end, rcode, edns=query.edns, do=query.do, ede=ede)
+        return wire.error_reply(query, rcode, ede)
 
 
-def system_servers(file: Path = Path("/etc/resolv.conf")) -> list[Server]:
-    """The nameservers that the host itself uses; none if the file cannot be read."""
-    try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-    servers = []
-    for line in lines:
-        words = line.split()
-        if len(words) >= 2 and words[0] == "nameserver":
-            try:
-                ipaddress.ip_address(words[1])
-            except ValueError:
-                log.warning("%s: nameserver %s is not an address", file, words[1])
-            else:
-                servers.append(Server(words[1], 53))
-    return servers[:3]
-
-
-def _server(text: str) -> Server:
-    host, port = text, "53"
-    if text.startswith("["):
-        host, _, rest = text[1:].partition("]")
-        if rest and not rest.startswith(":"):
-            raise DestinationError("upstream", text, "expected ADDRESS, ADDRESS:PORT or [IPv6]:PORT")
-        port = rest[1:] or "53"
-    elif text.count(":") == 1:
-        host, _, port = text.partition(":")
-    return Server(parse_address(host), parse_port(port))
-
-
-def _several(addresses: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (addresses,) if isinstance(addresses, str) else addresses
-
-
-def _records(addresses: tuple[str, ...]) -> list[tuple[int, bytes]]:
-    parsed = [ipaddress.ip_address(parse_address(address)) for address in addresses]
-    return [(wire.A if address.version == 4 else wire.AAAA, address.packed) for address in parsed]
-
-
-__all__ = ["DnsConfig", "Plugin", "system_servers"]
+__all__ = ["Plugin"]

@@ -1,0 +1,144 @@
+"""The table [dns]."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from agentfw.addresses import is_public
+from agentfw.destination import parse_address, parse_port
+from agentfw.errors import ConfigError, DestinationError
+
+from .exchange import Server
+from .overrides import Overrides
+
+log = logging.getLogger("agentfw.dns")
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+# The guest's own addresses, and those that its kernel would keep to itself.
+_GUESTS = [
+    ipaddress.ip_network(text)
+    for text in ("0.0.0.0/8", "127.0.0.0/8", "10.0.2.0/24", "224.0.0.0/3", "::/64", "fd00::/64", "fe80::/9", "ff00::/8")
+]
+
+
+class DnsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Table [dns]. Times in seconds."""
+
+    mode: Literal["cache", "synthetic"] = "cache"
+    """"synthetic": agents are told addresses that stand for names; see `synthetic`."""
+    upstream: tuple[str, ...] | None = None
+    """Resolvers, "ADDRESS", "ADDRESS:PORT" or "[IPv6]:PORT"; default: those of the host's /etc/resolv.conf."""
+    hosts: dict[str, str | tuple[str, ...]] = {}
+    """Names ("*.name": all below it) answered here, with these addresses, and asked of nobody."""
+    hosts_files: tuple[str, ...] = ()
+    """Files like /etc/hosts with more of them, relative to agentfw.toml."""
+    timeout: Seconds = 1.0
+    """Of the first try with each upstream; the second gets twice as much."""
+    rounds: Annotated[int, msgspec.Meta(ge=1, le=5)] = 2
+    entries: Positive = 16_384
+    """Size of the cache (a reply of more than 512 bytes counts as several)."""
+    agent_entries: Positive = 2048
+    """Of these, what names that only one agent asks for may take."""
+    min_ttl: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 1
+    max_ttl: Annotated[int, msgspec.Meta(ge=1, le=86_400)] = 3600
+    negative_ttl: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 300
+    failure_ttl: Annotated[int, msgspec.Meta(ge=1, le=300)] = 5
+    prefetch: bool = True
+    stale: bool = True
+    """Give an expired answer rather than none."""
+    stale_wait: Seconds = 1.8
+    stale_keep: Seconds = 3600.0
+    agent_pending: Positive = 64
+    """Questions of one agent that wait for an upstream."""
+    pending: Positive = 1024
+    agent_rate: Annotated[float, msgspec.Meta(gt=0)] = 50.0
+    """Questions a second that one agent may send upstream, on average."""
+    agent_burst: Positive = 500
+    name_length: Annotated[int, msgspec.Meta(ge=1, le=253)] = 253
+    """Longer names are refused: they carry data, not hosts."""
+    synthetic_networks: tuple[str, ...] = ("198.18.0.0/15", "fd4c:8e1b:70a3::/64")
+    """One of each family at most; without one, names have no addresses of that kind."""
+    synthetic_names: Positive = 32_768
+    """Names that stand-ins are given for at a time."""
+    agent_names: Positive = 1024
+    """Of these, one agent's."""
+
+    def __post_init__(self) -> None:
+        servers(self.upstream or ())
+        Overrides.make(self.hosts)
+        networks(self.synthetic_networks)
+        if self.agent_entries > self.entries:
+            raise ConfigError("agent_entries", "is more than entries")
+        if self.agent_names > self.synthetic_names:
+            raise ConfigError("agent_names", "is more than synthetic_names")
+        if self.min_ttl > min(self.max_ttl, self.negative_ttl):
+            raise ConfigError("min_ttl", "is more than max_ttl or negative_ttl")
+
+
+def servers(upstream: tuple[str, ...]) -> list[Server]:
+    """ConfigError names the entry."""
+    found = []
+    for index, text in enumerate(upstream):
+        try:
+            found.append(_server(text))
+        except DestinationError as error:
+            raise ConfigError(f"upstream.{index}", str(error)) from None
+    return found
+
+
+def system_servers(file: Path = Path("/etc/resolv.conf")) -> list[Server]:
+    """The nameservers that the host itself uses; none if the file cannot be read."""
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        words = line.split()
+        if len(words) >= 2 and words[0] == "nameserver":
+            try:
+                ipaddress.ip_address(words[1])
+            except ValueError:
+                log.warning("%s: nameserver %s is not an address", file, words[1])
+            else:
+                found.append(Server(words[1], 53))
+    return found[:3]
+
+
+def networks(texts: tuple[str, ...]) -> list[Network]:
+    """The networks that stand-ins come from. ConfigError: one that holds anybody's real address, or two of a kind."""
+    found: list[Network] = []
+    for index, text in enumerate(texts):
+        key = f"synthetic_networks.{index}"
+        try:
+            network = ipaddress.ip_network(text)
+        except ValueError as error:
+            raise ConfigError(key, str(error)) from None
+        if any(each.version == network.version for each in found):
+            raise ConfigError(key, "a second one of its family")
+        if not 16 <= network.num_addresses.bit_length() - 1 <= (24 if network.version == 4 else 64):
+            raise ConfigError(key, "holds too few or too many addresses (IPv4: /8 to /16; IPv6: /64 to /112)")
+        guests = any(each.version == network.version and network.overlaps(each) for each in _GUESTS)
+        if guests or not network.is_private or is_public(str(network[1])) or is_public(str(network[-1])):
+            raise ConfigError(key, "has addresses that are the guests' own, or somebody's on the internet; take a private one")
+        found.append(network)
+    return found
+
+
+def _server(text: str) -> Server:
+    host, port = text, "53"
+    if text.startswith("["):
+        host, _, rest = text[1:].partition("]")
+        if rest and not rest.startswith(":"):
+            raise DestinationError("upstream", text, "expected ADDRESS, ADDRESS:PORT or [IPv6]:PORT")
+        port = rest[1:] or "53"
+    elif text.count(":") == 1:
+        host, _, port = text.partition(":")
+    return Server(parse_address(host), parse_port(port))
