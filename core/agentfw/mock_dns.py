@@ -46,7 +46,7 @@ class Behaviour:
     no_edns: bool = False
     """FORMERR to a query with EDNS."""
     soa: tuple[int, int] | None = (60, 60)
-    """(TTL, minimum) of the SOA in a negative answer; None: no SOA."""
+    """(TTL, minimum) of the SOA (the top-level domain's) in a negative answer; None: no SOA."""
     extra: tuple[str, ...] = ()
     """Further answer records, whole lines of a zone file."""
 
@@ -225,7 +225,7 @@ class MockDNS:
             reply.header.rcode = dnslib.RCODE.NXDOMAIN
         soa = behaviour.soa if behaviour else (60, 60)
         if not reply.rr and reply.header.rcode in (dnslib.RCODE.NOERROR, dnslib.RCODE.NXDOMAIN) and soa:
-            zone = f"test. {soa[0]} IN SOA ns.test. host.test. 1 3600 600 86400 {soa[1]}"
+            zone = f"{name.rpartition('.')[2]}. {soa[0]} IN SOA ns.test. host.test. 1 3600 600 86400 {soa[1]}"
             reply.add_auth(*dnslib.RR.fromZone(zone))
         if has_edns:
             reply.add_ar(dnslib.EDNS0(udp_len=1232))

@@ -83,3 +83,9 @@ def test_the_configuration_example_loads(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("OPENAI_API_KEY", "sk-something-else")
     config = load_config(tmp_path / "agentfw.toml")
     assert config.run.plugins is not None and load_plugins(config.run.plugins, config).names == list(config.run.plugins)
+
+
+def test_the_counters_of_dns_are_documented() -> None:
+    table = (DOCS / "dns.md").read_text().split("\n## Counters\n")[1]
+    documented = {name for row in re.findall(r"^\| (`[^|]*`) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
+    assert documented == set(agentfw_dns_cache.Plugin(agentfw_dns_cache.DnsConfig()).statistics())

@@ -30,6 +30,8 @@ log = logging.getLogger("agentfw.dns")
 
 CACHED_TYPES = frozenset({wire.A, wire.AAAA, wire.CNAME, wire.HTTPS, wire.SVCB})
 STALE_TTL = 30
+PREFETCH = 0.9
+"""Part of its life after which an answer in use is renewed."""
 MAX_FAILURES = 4096
 
 
@@ -109,6 +111,9 @@ class Plugin:
             self._reserve(config)
             self.cache.resize(config.entries, config.agent_entries)
             self.cache.forget_shapes()
+            for entry in self.cache.entries.values():
+                lifetime = entry.reply.lifetime(config.min_ttl, config.max_ttl, config.negative_ttl) or 0
+                entry.expires, entry.prefetch_from = entry.stored + lifetime, entry.stored + PREFETCH * lifetime
 
         return commit
 
@@ -322,7 +327,7 @@ class Plugin:
             self.cache.discard(query.key)  # what was known before holds no longer, though the news cannot be kept
             return _Outcome(reply=reply)
         cost = 1 + len(reply.wire) // UNIT
-        entry = Entry(query.key, reply, now, now + lifetime, now + 0.9 * lifetime, owner, cost)
+        entry = Entry(query.key, reply, now, now + lifetime, now + PREFETCH * lifetime, owner, cost)
         self._failures.pop(query.key, None)
         self.cache.put(entry)
         return _Outcome(entry=entry)
