@@ -28,7 +28,7 @@ from .statistics import split_hooks
 if TYPE_CHECKING:
     from ..agents import ExitReport
     from ..config import Config
-    from ..fleet import Fleet, Job, Result
+    from ..fleet import Fleet, Job, Mode, Result
     from ..snapshots import Template
 
 MEMORY = "512M"
@@ -291,11 +291,11 @@ class _Denials(logging.Filter):
 # ---- the program and its guest
 
 
-def check_program(program: Sequence[str]) -> tuple[str, str, list[str]]:
+def check_program(program: Sequence[str]) -> tuple[Mode, str, list[str]]:
     """(mode, target, arguments). RunError for a script that is not there (127) or cannot be read (126)."""
     first = program[0]
     if first in ("-m", "-c"):
-        return {"-m": "module", "-c": "code"}[first], program[1], list(program[2:])
+        return "module" if first == "-m" else "code", program[1], list(program[2:])
     if first == "-":
         return "stdin", "", list(program[1:])
     path = Path(first)
@@ -320,26 +320,25 @@ def check_program(program: Sequence[str]) -> tuple[str, str, list[str]]:
 
 def prepare(options: Options, program: Sequence[str]) -> tuple[Template, Job, list[str]]:
     """Template and job of a command line, and notes for the operator."""
-    from ..fleet import Job, default_environment, template_environment
-    from ..guestfs import add_mounts, add_program, base_view, find_interpreter, parse_mount
-    from ..snapshots import Template
+    from .. import programs
 
     mode, target, arguments = check_program(program)
     try:
         directory = str(Path.cwd())
     except OSError as error:
         raise RunError(f"the working directory cannot be used: {error.strerror}", "run it from another one") from None
-    mounts = [parse_mount(text) for text in options.mounts]
-    environment = {**default_environment(), **options.env}
-    at_start = template_environment(options.env)
-    interpreter = find_interpreter(options.python, at_start)
-    view = base_view(interpreter)
-    add_mounts(view, mounts)
-    add_program(view, target if mode == "script" else None, directory)
-    template = Template(interpreter, view, at_start, options.preload, options.memory)
-    watched = not options.as_json and (os.isatty(1) or options.count > 1)
-    job = Job(mode, target, arguments, environment, view.cwd, watched)  # type: ignore[arg-type]  # one of the four
-    return template, job, view.notes
+    return programs.prepare(
+        mode,
+        target,
+        arguments,
+        directory=directory,
+        python=options.python,
+        mounts=options.mounts,
+        env=options.env,
+        preload=options.preload,
+        memory=options.memory,
+        line_buffered=not options.as_json and (os.isatty(1) or options.count > 1),
+    )
 
 
 # ---- running it

@@ -25,7 +25,7 @@ To add a hook: its specification in `hookspecs`, and a method in `manager`.
 """
 
 from .discovery import DEFAULT, GROUP, PluginInfo, available, plugin_name
-from .loading import load_plugins
+from .loading import load_plugins, make_plugin
 from .manager import PluginManager
 
-__all__ = ["DEFAULT", "GROUP", "PluginInfo", "PluginManager", "available", "load_plugins", "plugin_name"]
+__all__ = ["DEFAULT", "GROUP", "PluginInfo", "PluginManager", "available", "load_plugins", "make_plugin", "plugin_name"]

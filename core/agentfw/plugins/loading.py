@@ -36,7 +36,7 @@ def load_plugins(names: Sequence[str], config: Config) -> PluginManager:
     manager = PluginManager(config)
     config.check_tables({*available(), *(plugin_name(name) for name in names)})
     for name in names:
-        manager.add(*_make(name, config))
+        manager.add(*make_plugin(name, config))
     manager.compile()
     manager.from_config = tuple(names) == (DEFAULT if config.run.plugins is None else config.run.plugins)
     return manager
@@ -82,7 +82,8 @@ def check_api(plugin: str, wanted: object) -> None:
         raise PluginError(f"plugin `{plugin}` needs hook API {wanted} or newer, this agentfw has {has}: update agentfw")
 
 
-def _make(given: str, config: Config) -> tuple[str, object]:
+def make_plugin(given: str, config: Config) -> tuple[str, object]:
+    """Import and configure one: its name and the instance. Raises as `load_plugins()` does."""
     name, kind = plugin_class(given)
     config_type: type[msgspec.Struct] | None = getattr(kind, "config_type", None)
     if config_type is None and config.tables.get(name):

@@ -1,29 +1,10 @@
-"""For tests of plugins and of the core: flows and runtimes without a virtual machine."""
+"""A guest's socket without a guest."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
-
-from .agents import Agent
-from .config import Config
-from .plugins import PluginManager
-from .runtime import Runtime
-
-
-def make_agent(name: str = "test", **labels: str) -> Agent:
-    """An agent; its id is its name."""
-    return Agent(name, name, labels)
-
-
-def make_runtime(*plugins: object, config: Config | None = None) -> Runtime:
-    """A runtime for the running loop with these plugin instances (named by `.name`, else by their class). Start and stop it."""
-    manager = PluginManager(config)
-    for plugin in plugins:
-        manager.add(str(getattr(plugin, "name", type(plugin).__name__)), plugin)
-    manager.compile()
-    return Runtime(asyncio.get_running_loop(), manager, manager.config)
 
 
 class MemoryFlow:
