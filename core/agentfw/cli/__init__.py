@@ -10,8 +10,9 @@ import sys
 from typing import Any
 
 import click
+import importlib_metadata
 
-from ..errors import AgentfwError, ConfigError, UnknownPlugin
+from ..errors import AgentfwError, ConfigError, PluginError, UnknownPlugin
 from .output import complain, say
 
 OWN_FAULT = 125
@@ -29,17 +30,25 @@ COMMANDS = {
     "completion": ("completion", "completion"),
 }
 """Name -> module and attribute; imported when used, so that `--help` and completion stay quick."""
+GROUP = "agentfw.commands"
+"""The entry points of plugins' commands: each a click command or group. agentfw's own names cannot be taken."""
+
+
+def plugin_commands() -> dict[str, importlib_metadata.EntryPoint]:
+    """Those that are installed, by name."""
+    return {point.name: point for point in importlib_metadata.entry_points(group=GROUP) if point.name not in COMMANDS}
 
 
 class Commands(click.Group):
     """Commands imported on demand, with a guess at what a misspelt one meant."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return [*COMMANDS, *sorted(plugin_commands())]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
-            return None
+            point = plugin_commands().get(cmd_name)
+            return None if point is None else _plugin_command(point)
         from importlib import import_module
 
         module, attribute = COMMANDS[cmd_name]
@@ -48,12 +57,31 @@ class Commands(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if name not in COMMANDS and not name.startswith("-"):
+        if name not in COMMANDS and not name.startswith("-") and name not in plugin_commands():
             if name.endswith(".py"):
                 raise Hinted(f"no command `{name}`", f"run a script with `agentfw run {name}`")
-            close = difflib.get_close_matches(name, COMMANDS, 1)
+            close = difflib.get_close_matches(name, self.list_commands(ctx), 1)
             raise Hinted(f"no command `{name}`", f"did you mean `{close[0]}`?" if close else "see `agentfw --help`")
         return super().resolve_command(ctx, args)
+
+
+def _plugin_command(point: importlib_metadata.EntryPoint) -> click.Command:
+    """What an entry point names; one that does not import is a command that says so, so that `--help` works."""
+    try:
+        command = point.load()
+        if isinstance(command, click.Command):
+            return command
+        why = f"{point.value} is no click command"
+    except (Exception, SystemExit) as error:
+        why = f"{type(error).__name__}: {error}"
+    origin = f" of {point.dist.name}" if point.dist is not None else ""
+
+    @click.command(point.name, context_settings={"ignore_unknown_options": True}, help=f"(broken: {why})")
+    @click.argument("arguments", nargs=-1)
+    def broken(arguments: tuple[str, ...]) -> None:
+        raise PluginError(f"command `{point.name}`{origin} does not work: {why}")
+
+    return broken
 
 
 EXAMPLES = """Examples:

@@ -80,7 +80,11 @@ def resolve(*tables: tuple[str, str, LimitsConfig]) -> Limits:
             if name == "burst":
                 burst = int(number)
             elif value != NONE:
-                values[name] = (number, f"{key}.{name}", f"{title}.{name}: {value}")
+                values[name] = (
+                    number,
+                    f"{key}.{name}",
+                    f"{title}.{name}: {value:g}" if isinstance(value, float) else f"{title}.{name}: {value}",
+                )
     return Limits(values, burst)
 
 

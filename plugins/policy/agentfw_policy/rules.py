@@ -248,7 +248,7 @@ class RuleSet:
     def _decide(self, destination: Destination) -> Decision:
         denies, allows = self._matching(destination, "deny"), self._matching(destination, "allow")
         where = shown(destination)
-        own_tls, own_tls_by = self.own_tls, (f"policy.own_tls: {self.own_tls}", self.own_tls_key)
+        own_tls, own_tls_by = self.own_tls, (f"policy.{self.own_tls_key}: {self.own_tls}", self.own_tls_key)
         stated = max((rule for rule in allows if rule.own_tls), key=lambda rule: _STRICTEST[rule.own_tls], default=None)
         if stated is not None:
             own_tls, own_tls_by = stated.own_tls, (f"{stated.title}, own_tls: {stated.own_tls}", f"{stated.key}.own_tls")
@@ -271,9 +271,7 @@ class RuleSet:
             if allows:
                 findings.append(Finding(allows[0].title, allows[0].key, f"{where}: {_UNCHECKED}", self.reports()))
             else:
-                findings.append(
-                    Finding("policy.default: deny", self.default_key, f"{where} is not on the allow list", self.reports())
-                )
+                findings.append(self._unmentioned(f"{where} is not on the allow list"))
         findings.sort(key=lambda finding: finding.report)
         always = bool(unconditional) or self.default == "allow"
         return Decision(
@@ -302,10 +300,18 @@ class RuleSet:
         limited = [rule for rule in decision.limited if not rule.conditional or rule.fits_request(head.method, path, folded)]
         return findings, limited
 
+    def permitting(self, destination: Destination, head: RequestHead) -> Rule | None:
+        """The allow rule by which such a request passes, if nothing is against it; None: the default."""
+        decision = self.decide(destination)
+        path = paths.canonical_path(head.target)
+        if decision.always:
+            return decision.allowed_by
+        return next((rule for rule in decision.allows if rule.fits_request(head.method, path, "")), None)
+
     def _conditions(
         self, decision: Decision, destination: Destination, head: RequestHead, path: str | None, folded: str
     ) -> Iterable[Finding]:
-        asked = f"{head.method} {shown(destination)}{head.target.partition('?')[0][:200]}"
+        asked = f"{head.method} {destination}{head.target.partition('?')[0][:200]}"
         rules = (*decision.denies, *decision.allows)
         if path is None and any(rule.prefixes for rule in rules):
             yield self._unclear((rule for rule in rules if rule.prefixes), f"{asked}: servers read this path differently")
@@ -323,10 +329,13 @@ class RuleSet:
             return
         fitting = [rule for rule in decision.allows if rule.fits_request(head.method, path, folded)]
         if not fitting:
-            yield Finding("policy.default: deny", self.default_key, f"{asked} is not what the rules for it allow", self.reports())
+            yield self._unmentioned(f"{asked} is not what the rules for it allow")
         elif head.upgrade is not None and not any(rule.upgrade for rule in fitting):
             rule = fitting[0]
             yield Finding(rule.title, rule.key, f"{asked}: {_SWITCH}", self.reports())
+
+    def _unmentioned(self, reason: str) -> Finding:
+        return Finding(f"policy.{self.default_key}: deny", self.default_key, reason, self.reports())
 
     def _unclear(self, rules: Iterable[Rule], reason: str) -> Finding:
         """The rules do not tell what to do with a request: that of the strictest of them is what is told."""
