@@ -25,7 +25,17 @@ To add a hook: its specification in `hookspecs`, and a method in `manager`.
 """
 
 from .discovery import DEFAULT, GROUP, PluginInfo, available, plugin_name
-from .loading import load_plugins, make_plugin
+from .loading import RESERVED, load_plugins, make_plugin
 from .manager import PluginManager
 
-__all__ = ["DEFAULT", "GROUP", "PluginInfo", "PluginManager", "available", "load_plugins", "make_plugin", "plugin_name"]
+__all__ = [
+    "DEFAULT",
+    "GROUP",
+    "RESERVED",
+    "PluginInfo",
+    "PluginManager",
+    "available",
+    "load_plugins",
+    "make_plugin",
+    "plugin_name",
+]

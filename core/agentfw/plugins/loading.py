@@ -82,6 +82,14 @@ def check_api(plugin: str, wanted: object) -> None:
         raise PluginError(f"plugin `{plugin}` needs hook API {wanted} or newer, this agentfw has {has}: update agentfw")
 
 
+def check_hooks(plugin: str, kind: type) -> None:
+    """PluginError unless all hooks of this class exist, with the arguments they have there. (An instance is checked again, by
+    `PluginManager.compile()`.)"""
+    manager = PluginManager()
+    manager.add(plugin, kind)
+    manager.compile()
+
+
 def make_plugin(given: str, config: Config) -> tuple[str, object]:
     """Import and configure one: its name and the instance. Raises as `load_plugins()` does."""
     name, kind = plugin_class(given)
