@@ -55,7 +55,7 @@ def test_configurations_in_the_text_are_valid(name: str, monkeypatch: pytest.Mon
     from agentfw.plugins import DEFAULT, load_plugins
 
     monkeypatch.setenv("OPENAI_API_KEY", "sk-real-0123456789")
-    monkeypatch.setenv("MODEL_KEY", "sk-mock")
+    monkeypatch.setenv("MODEL_KEY", "sk-mock-key")
     blocks = [block for block in re.findall(r"(?:^    .*\n|\n)+", (ROOT / name).read_text(), re.MULTILINE) if "[policy]" in block]
     assert blocks
     for block in blocks:

@@ -1,28 +1,18 @@
-"""The policy and credentials plugins, alone and through the relay."""
+"""The policy plugin, alone and through the relay."""
 
 from __future__ import annotations
 
-import base64
-import json
-import logging
-from pathlib import Path
-
 import pytest
-from agentfw import Agent, ConfigError, Denied, Destination, Headers, RequestHead, TlsInfo
+from agentfw import ConfigError, Denied, Destination
 from agentfw.testing import make_agent
-from agentfw_credentials import Config as CredentialsConfig
-from agentfw_credentials import Plugin as Credentials
-from agentfw_credentials import RuleConfig
 from agentfw_native import Config as NativeConfig
 from agentfw_native import Plugin as Native
 from agentfw_policy import Config as PolicyConfig
 from agentfw_policy import Plugin as Policy
 
-from .support import Names, Recorder, TlsOnce, async_test, guest, lookup, offload, read_response, running, serving
+from .support import Names, Recorder, TlsOnce, async_test, guest, lookup, offload, running, serving
 
 AGENT = make_agent()
-KEY = "sk-real-0123456789"
-PLACEHOLDER = "sk-agentfw-placeholder"
 
 
 def policy(*allow: str, **more: object) -> Policy:
@@ -122,201 +112,6 @@ async def test_policy_through_the_relay() -> None:
             assert (await offload(flow, "good.example"))["ok"]
 
 
-# -- credentials
-
-
-def rule(**more: str) -> RuleConfig:
-    return RuleConfig(**{"host": "api.example", "header": "Authorization", "value": "Bearer ${env:KEY}", **more})
-
-
-def credentials(*rules: RuleConfig, **environment: str) -> Credentials:
-    return Credentials(CredentialsConfig(rules or (rule(),)), {"KEY": KEY, **environment})
-
-
-@pytest.mark.parametrize(
-    ("more", "environment", "key"),
-    [
-        ({"value": "Bearer ${env:MISSING}"}, {}, "value"), ({}, {"KEY": ""}, "value"), ({}, {"KEY": "  "}, "value"),
-        ({}, {"KEY": KEY + "\n"}, "value"),
-        ({}, {"KEY": KEY + "\r\nX: y"}, "value"), ({}, {"KEY": KEY + "\0"}, "value"), ({}, {"KEY": KEY + "\u20ac"}, "value"),
-        ({"value": ""}, {}, "value"),
-        ({"value": "${file:/does/not/exist}"}, {}, "value"), ({"header": "Host"}, {}, "header"),
-        ({"header": "a b"}, {}, "header"), ({"header": "content-length"}, {}, "header"),
-        ({"host": "*.example"}, {}, "host"), ({"host": "a b"}, {}, "host"), ({"host": "api.example:0"}, {}, "host"),
-        ({"placeholder": ""}, {}, "placeholder"),
-        ({"placeholder": "has blanks in it"}, {}, "placeholder"), ({"placeholder": KEY}, {}, "placeholder"),
-        ({"placeholder": KEY[:10]}, {}, "placeholder"),
-    ],
-)  # fmt: skip
-def test_unusable_rules_are_refused_at_start(more: dict[str, str], environment: dict[str, str], key: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        credentials(rule(host="other.example", header="x-key"), rule(**more), **environment)
-    assert caught.value.key in (f"rule.1.{key}", f"rule.0.{key}") and "0123456789" not in str(caught.value)
-
-
-def test_files_and_duplicates(tmp_path: Path) -> None:
-    (tmp_path / "key").write_text(KEY + "\n")
-    plugin = credentials(rule(value=f"${{file:{tmp_path}/key}}", header="x-api-key"), rule())
-    assert sent(plugin, {"X-API-Key": PLACEHOLDER}) == {"x-api-key": KEY, "authorization": f"Bearer {KEY}"}
-    with pytest.raises(ConfigError):
-        credentials(rule(), rule(header="AUTHORIZATION"))
-
-
-@pytest.mark.parametrize(
-    ("value", "environment", "visible", "message"),
-    [
-        ("Bearer ${env:KEY}", {}, ("agentfw.toml",), None),
-        ("Bearer ${env:KEY}", {"KEY": PLACEHOLDER}, (), None),
-        ("Bearer ${env:KEY}", {"MINE": f"key={KEY}"}, (), "as MINE"),
-        ("Bearer ${file:DIR/key}", {}, ("agentfw.toml",), None),
-        ("Bearer ${file:DIR/key}", {}, ("key",), "in DIR/key"),
-        (KEY, {}, ("key",), None),
-        (KEY, {}, ("agentfw.toml",), "in DIR/agentfw.toml"),
-    ],
-)
-def test_agents_must_not_be_shown_secrets(
-    tmp_path: Path, value: str, environment: dict[str, str], visible: tuple[str, ...], message: str | None
-) -> None:
-    (tmp_path / "key").write_text(KEY)
-    plugin = credentials(rule(host="other.example", header="x-key"), rule(value=value.replace("DIR", str(tmp_path))), KEY=KEY)
-    seen = {tmp_path / name for name in visible}
-    if message is None:
-        plugin.check_guest(tmp_path / "agentfw.toml", environment, seen.__contains__)
-        return
-    with pytest.raises(ConfigError) as caught:
-        plugin.check_guest(tmp_path / "agentfw.toml", environment, seen.__contains__)
-    assert str(caught.value).endswith(message.replace("DIR", str(tmp_path))) and KEY not in str(caught.value)
-    assert caught.value.key in ("rule.0.value", "rule.1.value")
-
-
-INFO = TlsInfo("TLSv1.3", ("c", "TLSv1.3", 256), None, b"", True)
-
-
-def sent(
-    plugin: Credentials,
-    headers: dict[str, str],
-    where: str = "https://api.example:443",
-    tls: TlsInfo | None = INFO,
-    target: str = "/",
-) -> dict[str, str]:
-    scheme, _, rest = where.partition("://")
-    host, _, port = rest.partition(":")
-    head = RequestHead("GET", target, Headers(headers.items()))
-    plugin.request(AGENT, Destination.make(scheme, host, port), head, tls)
-    fields = {name.lower(): value for name, value in head.headers}
-    if PLACEHOLDER not in str(fields) and KEY in str(fields):  # injected: an echo must be readable
-        assert fields.pop("accept-encoding") == "identity"
-    return fields
-
-
-@pytest.mark.parametrize("value", [None, PLACEHOLDER, f"Bearer {PLACEHOLDER}", f"bearer {PLACEHOLDER}", f"Token {PLACEHOLDER}"])
-def test_the_header_is_set_on_its_route(value: str | None) -> None:
-    plugin = credentials()
-    assert sent(plugin, {"Accept": "x", **({"authorization": value} if value else {})}) == {
-        "accept": "x",
-        "authorization": f"Bearer {KEY}",
-    }
-    assert plugin.statistics() == {"injected": 1, "refused": 0, "echoes_masked": 0}
-
-
-@pytest.mark.parametrize(
-    ("headers", "where", "tls", "target"),
-    [
-        ({"Authorization": "Bearer sk-the-agents-own"}, "https://api.example:443", INFO, "/"),
-        ({"Authorization": ""}, "https://api.example:443", INFO, "/"),
-        ({"X-API-Key": "the-agents-own"}, "https://api.example:443", INFO, "/"),
-        ({"Authorization": f"Bearer {PLACEHOLDER} extra"}, "https://api.example:443", INFO, "/"),
-        ({"Authorization": f"Bearer {PLACEHOLDER}"}, "https://other.example:443", INFO, "/"),
-        ({"Authorization": f"Bearer {PLACEHOLDER}"}, "https://api.example:8443", INFO, "/"),
-        ({"Authorization": f"Bearer {PLACEHOLDER}"}, "http://api.example:443", None, "/"),
-        ({"Authorization": f"Bearer {PLACEHOLDER}"}, "http://api.example:80", None, "/"),
-        ({"Authorization": f"Bearer {PLACEHOLDER}"}, "https://api.example:443", None, "/"),
-        ({"X": f"..{PLACEHOLDER}.."}, "https://other.example:443", INFO, "/"),
-        ({}, "https://other.example:443", INFO, f"/?key={PLACEHOLDER}"),
-        ({"X": KEY}, "https://other.example:443", INFO, "/"),
-        ({}, "http://other.example:80", None, f"/{KEY}"),
-    ],
-)
-def test_keys_elsewhere_and_other_keys_here_are_refused(
-    headers: dict[str, str], where: str, tls: TlsInfo | None, target: str
-) -> None:
-    plugin = credentials()
-    with pytest.raises(Denied) as caught:
-        sent(plugin, headers, where, tls, target)
-    assert KEY not in str(caught.value) and plugin.statistics() == {"injected": 0, "refused": 1, "echoes_masked": 0}
-
-
-def test_nothing_is_injected_elsewhere_or_without_verified_tls() -> None:
-    unverified = TlsInfo("TLSv1.3", ("c", "TLSv1.3", 256), None, b"", False)
-    for where, tls in (
-        ("https://other.example:443", INFO),
-        ("https://api.example:8443", INFO),
-        ("http://api.example:443", None),
-        ("https://api.example:443", unverified),
-    ):
-        assert sent(credentials(), {"A": "b", "Authorization": "Bearer mine"}, where, tls) == {
-            "a": "b",
-            "authorization": "Bearer mine",
-        }
-
-
-def test_bytes_nobody_looks_into_do_not_go_where_a_key_is_injected() -> None:
-    plugin = credentials()
-    for scheme in ("tls", "tcp"):
-        with pytest.raises(Denied):
-            plugin.allow(AGENT, Destination.make(scheme, "api.example", 443))
-        plugin.allow(AGENT, Destination.make(scheme, "other.example", 443))
-    plugin.allow(AGENT, Destination.make("https", "api.example", 443))
-
-
-def test_no_repr_shows_the_secret() -> None:
-    literal = rule(value=f"Bearer {KEY}")
-    plugin = credentials(literal, rule(header="x-api-key", value="${env:KEY}"))
-    texts = [repr(plugin), repr(literal), repr(CredentialsConfig((literal,))), repr(plugin._rules)]
-    assert not any(KEY in text for text in texts), texts
-
-
-@async_test
-async def test_credentials_through_the_relay(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG)
-    server = Recorder()
-    names = Names(**{"api.example": "127.0.0.1", "other.example": "127.0.0.1"})
-    plain = Recorder()
-    async with serving(server, "api.example", "other.example") as port, serving(plain) as plain_port:
-        plugin = Credentials(CredentialsConfig((rule(host=f"api.example:{port}"),)), {"KEY": KEY})
-        allowed = policy("*", allow_addresses=["127.0.0.1/32"])
-        async with running(names, allowed, TlsOnce(), Native(NativeConfig()), plugin) as runtime:
-            agent = Agent("a", "a")
-            for name in ("other.example", "api.example"):
-                await lookup(runtime, name, agent)
-            seen = []
-            for host, to, key, status in (
-                ("api.example", port, PLACEHOLDER, 200),
-                ("api.example", port, "sk-agents-own", 403),
-                ("other.example", port, PLACEHOLDER, 403),
-                ("other.example", port, "sk-agents-own", 200),
-                ("api.example", plain_port, PLACEHOLDER, 403),
-                ("api.example", plain_port, "", 200),
-            ):
-                async with guest(runtime, "127.0.0.1", to, agent=agent) as flow:
-                    if to == port:
-                        assert (await offload(flow, host))["ok"]
-                    # naming the header in Connection strips the agent's, and must not strip the injected one
-                    stripped = "authorization" if status == 200 else "x"
-                    await flow.guest_send(f"GET / HTTP/1.1\r\nHost: {host}:{to}\r\nConnection: {stripped}\r\n".encode())
-                    await flow.guest_send(f"Authorization: Bearer {key}\r\n\r\n".encode())
-                    got, _, body = await read_response(flow)
-                    seen.append(body)
-                    assert got == status, (host, to, key, body)
-                    if got == 403:
-                        assert json.loads(body)["error"]["plugin"] == "credentials"
-    assert [f"authorization: Bearer {KEY}".encode() in request for request in server.requests] == [True, False]
-    assert not any(KEY.encode() in request for request in server.requests if b"other.example" in request)
-    assert not any(KEY.encode() in request for request in plain.requests)
-    for secret in (KEY, base64.b64encode(KEY.encode()).decode()):
-        assert secret not in caplog.text and not any(secret.encode() in body for body in seen)
-
-
 def test_names_do_not_lead_round_a_denied_address_and_port() -> None:
     """The port counts: the name is the agent's choice, the address is what the operator named."""
     plugin = Policy(PolicyConfig(allow=("*",), deny=("93.184.216.34:22", "[2606:4700::1]:22")))
@@ -325,10 +120,3 @@ def test_names_do_not_lead_round_a_denied_address_and_port() -> None:
             plugin.dial(make_agent(), Destination("tcp", "a.example", 22), address)
         assert plugin.dial(make_agent(), Destination("tcp", "a.example", 443), address) is None
         assert plugin.dial(make_agent(), Destination("dns", "a.example", 53), address) is None
-
-
-@pytest.mark.parametrize("value", ["Bearer ${OPENAI_API_KEY}", "${ENV:K}", "${env:K", "${env:K}${x}"])
-def test_a_misspelt_source_is_no_secret(value: str) -> None:
-    with pytest.raises(ConfigError, match=r"env:NAME") as caught:
-        Credentials(CredentialsConfig(rule=(RuleConfig("a.example", "x-key", value),)), {"K": "secret-secret"})
-    assert caught.value.key == "rule.0.value"

@@ -1,16 +1,17 @@
-"""Secrets that a server sends back: masked, in heads and in bodies as they stream.
+"""Secrets that a server sends back: masked by as many asterisks, in heads and in bodies as they stream.
 
-A secret is masked by as many asterisks, however the body is cut into pieces: what could be the beginning of one is held back
-until it is decided. gzip and deflate are undone first (requests on such routes ask for identity, but a server may not care).
+What could be the beginning of one is held back until it is decided, so it does not matter how a body is cut into pieces. gzip and
+deflate are undone first (requests on such routes ask for identity, but a server may not care).
 """
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections.abc import Callable
 
 from agentfw.errors import ProtocolError
+
+from .search import Needles
 
 EXPANSION = 16 << 20
 """Bytes that one piece of a compressed body may become."""
@@ -24,68 +25,76 @@ class EncodedBody(ProtocolError):
 
 
 class Redactor:
-    """A BodyTransform. `pattern`: an alternation of `values`, longest first; `count` is told how many were masked."""
+    """A BodyTransform. `needles()`: what to mask, asked for each piece since secrets change; `count` is told how many were."""
 
-    __slots__ = ("_count", "_held", "_pattern", "_values")
+    __slots__ = ("_count", "_held", "_needles", "_over")
     same_length = True
 
-    def __init__(self, pattern: re.Pattern[bytes], values: tuple[bytes, ...], count: Callable[[int], None]) -> None:
-        self._pattern = pattern
-        self._values = values
+    def __init__(self, needles: Callable[[], Needles], count: Callable[[int], None]) -> None:
+        self._needles = needles
         self._count = count
         self._held = b""
+        self._over = 0
+        """So many bytes of those held belong to a secret that has begun before them."""
 
     def __call__(self, piece: bytes, last: bool) -> bytes:
         data = self._held + piece if self._held else piece
-        cut = len(data) if last else len(data) - self._undecided(data)
-        if cut < len(data):
-            for match in self._pattern.finditer(data):  # one that reaches into what would be held is decided, too
-                if match.start() < cut:
-                    cut = max(cut, match.end())
+        found, begun = self._needles().scan(data, last)
+        cut = len(data) - begun
         self._held = data[cut:]
-        out, masked = self._pattern.subn(_mask, data[:cut])
+        if not found and not self._over:
+            return data[:cut] if begun else data
+        out = bytearray(data[:cut])
+        over = self._over
+        out[: min(over, cut)] = b"*" * min(over, cut)
+        masked = 0
+        for start, end, _ in found:
+            if start < cut:  # the others will be found again
+                out[start : min(end, cut)] = b"*" * (min(end, cut) - start)
+                over = max(over, end)
+                masked += 1
+        self._over = max(0, over - cut)
         if masked:
             self._count(masked)
-        return out
-
-    def _undecided(self, data: bytes) -> int:
-        """Length of the longest end of `data` that some value begins with, but for whole values."""
-        longest = max(map(len, self._values)) - 1
-        for size in range(min(longest, len(data)), 0, -1):
-            end = data[-size:]
-            if any(len(value) > size and value.startswith(end) for value in self._values):
-                return size
-        return 0
-
-
-def _mask(match: re.Match[bytes]) -> bytes:
-    return b"*" * len(match[0])
+        return bytes(out)
 
 
 class Inflate:
-    """A BodyTransform that undoes gzip or deflate. EncodedBody if the data is not that."""
+    """A BodyTransform that undoes gzip (one member or several) or deflate. EncodedBody if the data is not that."""
 
-    __slots__ = ("_head", "_stream")
+    __slots__ = ("_head", "_members", "_stream")
 
     def __init__(self) -> None:
         self._head = b""
         self._stream: zlib._Decompress | None = None
+        self._members = False
 
     def __call__(self, piece: bytes, last: bool) -> bytes:
-        if self._stream is None:
-            piece = self._head + piece
-            if len(piece) < 2 and not last:
-                self._head = piece
-                return b""
-            # gzip, zlib or, as some send "deflate", neither's head (RFC 1950 2.2: a zlib head is a multiple of 31)
-            zlib_head = len(piece) >= 2 and piece[0] & 15 == 8 and int.from_bytes(piece[:2]) % 31 == 0
-            self._stream = zlib.decompressobj(wbits=47 if zlib_head or piece.startswith(b"\x1f\x8b") else -15)
-        try:
-            out = self._stream.decompress(piece, EXPANSION)
-        except zlib.error as error:
-            raise EncodedBody(f"broken compression: {error}") from None
-        if self._stream.unconsumed_tail:
-            raise EncodedBody(f"a piece of the body becomes more than {EXPANSION >> 20} MiB")
-        if self._stream.unused_data:
+        out = b""
+        while True:
+            if self._stream is None or self._stream.eof:
+                piece = self._head + piece
+                self._head = b""
+                if not piece or (len(piece) < 2 and not last):
+                    self._head = piece
+                    return out
+                self._begin(piece)
+            assert self._stream is not None
+            try:
+                out += self._stream.decompress(piece, EXPANSION - len(out) + 1)
+            except zlib.error as error:
+                raise EncodedBody(f"broken compression: {error}") from None
+            if len(out) > EXPANSION or self._stream.unconsumed_tail:
+                raise EncodedBody(f"a piece of the body becomes more than {EXPANSION >> 20} MiB")
+            piece = self._stream.unused_data
+            if not piece:
+                return out
+
+    def _begin(self, piece: bytes) -> None:
+        gzip = piece.startswith(b"\x1f\x8b")
+        if self._stream is not None and not (self._members and gzip):
             raise EncodedBody("data behind the compressed body")
-        return out
+        # gzip, zlib or, as some send "deflate", neither's head (RFC 1950 2.2: a zlib head is a multiple of 31)
+        zlib_head = len(piece) >= 2 and piece[0] & 15 == 8 and int.from_bytes(piece[:2]) % 31 == 0
+        self._stream = zlib.decompressobj(wbits=47 if zlib_head or gzip else -15)
+        self._members = gzip

@@ -1,0 +1,232 @@
+"""Secrets with a life of their own: what a command prints, and (oauth.py) tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import selectors
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from agentfw import ConfigError
+
+from .config import CommandConfig
+from .sources import READ, Source
+from .values import check_secret, one_line
+
+if TYPE_CHECKING:
+    from agentfw.runtime import Runtime
+
+log = logging.getLogger("agentfw.credentials")
+
+EARLY = 0.8
+"""Part of its life after which a value is renewed, less up to a tenth of that by chance."""
+RETRY = 5.0
+"""Seconds after a failure, doubled each time up to RETRY_MOST."""
+RETRY_MOST = 120.0
+
+
+class Renewed(Source):
+    """A value with a life of its own, renewed by one task at a time, ahead of its end as long as it is in use.
+
+    Subclasses say how in `_renew()`, which returns (value, seconds it is good for) or raises Unavailable.
+    """
+
+    keeps = True
+    """After its end it is used until there is another."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._expires = float("inf")
+        self._used = False
+        self._lapsed = False
+        """It should have been renewed, but nobody had asked for it: when somebody does."""
+        self._failures = 0
+        self._not_before = 0.0
+        self._doubted = ""
+        """The value that was rejected last: not renewed for that again until one is accepted."""
+        self._stopped = False
+
+    async def _renew(self) -> tuple[str, float]:
+        raise NotImplementedError
+
+    @property
+    def value(self) -> str | None:
+        self._used = True
+        if self._lapsed and not self._stopped:
+            self._begin()
+        if self._value is not None and not self.keeps and time.monotonic() >= self._expires:
+            return None
+        return self._value
+
+    async def get(self) -> str | None:
+        if self.value is None and not self._stopped:
+            if self._task is None and time.monotonic() < self._not_before:
+                return None  # it failed a moment ago
+            await asyncio.shield(self._begin())
+        return self.value
+
+    def rejected(self, value: str) -> None:
+        if value == self._value and self._doubted != value and not self._stopped:
+            self.counters["rejected"] += 1
+            known, self._doubted = self._doubted, value
+            if known:
+                return  # the one before it was rejected, too: another would be no better
+            if not self.keeps:
+                self._expires = 0.0
+            self._begin()
+
+    def accepted(self, value: str) -> None:
+        if value == self._value:
+            self._doubted = ""
+
+    async def stop(self) -> None:
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    def _begin(self) -> asyncio.Task[None]:
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+            self._task.add_done_callback(self._ended)
+        return self._task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+
+    async def _run(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._used = self._lapsed = False
+        began = time.monotonic()
+        try:
+            value, seconds = await self._renew()
+        except Exception as error:
+            self.counters["failures"] += 1
+            # No text that may quote the secret.
+            why = str(error) if isinstance(error, Unavailable) else f"it failed ({type(error).__name__})"
+            wait = min(RETRY * 2**self._failures, RETRY_MOST) * random.uniform(0.8, 1.0)
+            self._failures += 1
+            self._not_before = time.monotonic() + wait
+            usable = self._value is not None and (self.keeps or time.monotonic() < self._expires)
+            log.warning("%s: %s%s", self.name, why, "; the last good value stays in use" if usable else "")
+        else:
+            self.counters["renewed"] += 1
+            self._failures, self._not_before = 0, 0.0
+            self._expires = began + seconds
+            wait = seconds * EARLY * random.uniform(0.9, 1.0)
+            self._set(value)
+        if not self._stopped:
+            self._timer = asyncio.get_running_loop().call_later(wait, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        if self._used:
+            self._begin()
+        else:
+            self._lapsed = True
+
+
+class Unavailable(Exception):
+    """Why there is no value; one line, without secrets."""
+
+
+class Command(Renewed):
+    """What a program of the operator's prints. Its errors may quote the secret: they are not looked at."""
+
+    def __init__(self, name: str, config: CommandConfig) -> None:
+        super().__init__(f"command:{name}")
+        self.config = config
+        self._running: set[subprocess.Popen[bytes]] = set()
+
+    async def start(self, runtime: Runtime) -> None:
+        if self._value is None:
+            await self._begin()
+            if self._value is None:
+                raise ConfigError(f"command.{self.name.partition(':')[2]}", "it gave no secret (the log says why)")
+
+    async def _renew(self) -> tuple[str, float]:
+        return await asyncio.to_thread(_output, self.config, self._running), self.config.ttl
+
+    async def stop(self) -> None:
+        self._stopped = True
+        for process in list(self._running):  # or its thread would hold up the end
+            _kill(process)
+        await super().stop()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _output(config: CommandConfig, running: set[subprocess.Popen[bytes]]) -> str:
+    """Run it to its end; all that it started ends with it. `running` has it meanwhile. Unavailable."""
+    try:
+        process = subprocess.Popen(
+            config.argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        raise Unavailable(f"it cannot be run: {getattr(error, 'strerror', None) or 'bad arguments'}") from None
+    assert process.stdout is not None
+    running.add(process)
+    try:
+        deadline = time.monotonic() + config.timeout
+        data = _read_all(process.stdout.fileno(), deadline)
+        if data is None or not _ended(process.pid, deadline):
+            raise Unavailable(f"it did not end within {config.timeout:g} s")
+    finally:
+        _kill(process)  # before wait(): until then the number is its own
+        running.discard(process)
+        code = process.wait()
+        process.stdout.close()
+    if code:
+        raise Unavailable(f"it was ended by signal {-code}" if code < 0 else f"it ended with status {code}")
+    if len(data) > READ:
+        raise Unavailable("it printed too much")
+    try:
+        return check_secret(one_line(data.decode("utf-8")), "what it printed")
+    except UnicodeDecodeError:
+        raise Unavailable("what it printed is not text") from None
+    except ConfigError as error:
+        raise Unavailable(error.message) from None
+
+
+def _ended(pid: int, deadline: float) -> bool:
+    """It has, by then; its status, and with it its number, are left there."""
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _read_all(descriptor: int, deadline: float) -> bytes | None:
+    """Until the end or more than READ bytes; None if it takes too long."""
+    data = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        while len(data) <= READ:
+            left = deadline - time.monotonic()
+            if left <= 0 or not selector.select(left):
+                return None
+            piece = os.read(descriptor, 65536)
+            if not piece:
+                break
+            data += piece
+    return data

@@ -1,0 +1,185 @@
+"""Finding secrets in bytes, in the forms that servers and programs give text: as it is, base64 at any alignment, hexadecimal, and
+with any of its characters percent-encoded (URLs), as JSON or JavaScript escapes, or as HTML entities, in any mixture.
+
+An Aho-Corasick automaton finds all fixed forms at once (700 MB/s for 50 secrets, where one `re` alternation of them, which has
+no common prefix to look for, does 4 MB/s). Escapes are undone first, where there are any, and positions carried back.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+
+from ahocorasick_rs import BytesAhoCorasick, Implementation, MatchKind
+
+SHORTEST = 8
+"""Characters of a secret: shorter ones would be found in much by chance, in their base64 forms above all."""
+DFA_LIMIT = 100_000
+"""Bytes of all forms up to which the automaton is a table (the fastest kind, some 100 bytes for each of them)."""
+
+Found = tuple[int, int, int]
+"""Start, end, and number of the secret."""
+
+_NAMED = {"&": "amp", "<": "lt", ">": "gt", '"': "quot", "'": "apos"}
+_CUT_ESCAPE = re.compile(
+    rb"(?:%[0-9A-Fa-f]?|\\(?:u(?:0(?:0[0-9A-Fa-f]?)?)?|x[0-9A-Fa-f]?)?|&(?:#(?:[xX][0-9A-Fa-f]{0,7}|[0-9]{0,8})|[a-z]{0,4})?)\Z"
+)
+_LONGEST_ESCAPE = 12
+_URL_SAFE = bytes.maketrans(b"+/", b"-_")
+
+
+def forms(secret: bytes) -> set[bytes]:
+    """The fixed forms of a secret: itself, hexadecimal, and what base64 makes of it wherever it stands in what is encoded."""
+    found = {secret, secret.hex().encode(), secret.hex().upper().encode()}
+    for before in range(3):
+        # Characters that also depend on what stands before or behind it are left out.
+        encoded = base64.b64encode(bytes(before) + secret)
+        whole = encoded[(before * 8 + 5) // 6 : (before + len(secret)) * 8 // 6]
+        found |= {whole, whole.translate(_URL_SAFE)}
+    return found
+
+
+def _escapes(alphabet: bytes) -> re.Pattern[bytes]:
+    """Matches the escapes of these characters. Others are left alone: texts are full of `\\n` and `%20`."""
+    by_digit: dict[str, str] = {}
+    for code in sorted(set(alphabet)):
+        by_digit[f"{code:02x}"[0]] = by_digit.get(f"{code:02x}"[0], "") + f"{code:02x}"[1]
+    pairs = [f"[{high}{high.upper()}][{low}{low.upper()}]" for high, low in by_digit.items()]
+    byte = f"(?:{'|'.join(pairs)})"
+    text = alphabet.decode("latin-1")
+    single = "".join(c for c in "\"'\\/" if c in text)
+    named = "".join(f"|{name}" for c, name in _NAMED.items() if c in text)
+    pattern = rf"%{byte}|\\(?:u00{byte}|x{byte}{f'|[{re.escape(single)}]' if single else ''})"
+    pattern += rf"|&(?:#0{{0,5}}[0-9]{{1,3}}|#[xX]0{{0,5}}{byte}{named});"
+    return re.compile(pattern.encode("ascii"))
+
+
+def _unescaped(escape: bytes) -> bytes:
+    if escape[:1] == b"&":
+        text = html.unescape(escape.decode("ascii"))
+        return text.encode("latin-1") if len(text) == 1 and text <= "\xff" else escape
+    if escape[:1] == b"%" or escape[1:2] in (b"u", b"x"):
+        return bytes([int(escape[-2:], 16)])
+    return escape[1:]
+
+
+class View:
+    """Bytes with their escapes undone. `at(i)`: where the i-th byte of `data` begins in the original."""
+
+    __slots__ = ("_ends", "_starts", "data")
+
+    def __init__(self, original: bytes, escapes: re.Pattern[bytes]) -> None:
+        pieces: list[bytes] = []
+        starts: list[int] = []
+        ends: list[int] = []
+        done = length = 0
+        for match in escapes.finditer(original):
+            start, end = match.span()
+            byte = _unescaped(match[0])
+            if len(byte) != 1:
+                continue
+            pieces += (original[done:start], byte)
+            length += start - done
+            starts.append(length)
+            ends.append(end)
+            length += 1
+            done = end
+        pieces.append(original[done:])
+        self._starts = starts
+        """Positions in `data` of what were escapes, and in `_ends` those of what follows them in the original."""
+        self._ends = ends
+        self.data = b"".join(pieces)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def at(self, position: int) -> int:
+        """For 0 <= position <= len(data)."""
+        known = bisect_right(self._starts, position - 1)
+        if not known:
+            return position
+        return self._ends[known - 1] + position - self._starts[known - 1] - 1
+
+    def whole(self, position: int) -> int:
+        """`position` of the original, or where the escape begins that it is inside of."""
+        number = bisect_right(self._ends, position)
+        return min(position, self.at(self._starts[number])) if number < len(self._ends) else position
+
+
+class Needles:
+    """Everything that is to be found. `secrets`: each of SHORTEST bytes at least, no two equal."""
+
+    def __init__(self, secrets: Iterable[bytes]) -> None:
+        self._owners: list[int] = []
+        needles: list[bytes] = []
+        self.secrets: Sequence[bytes] = tuple(secrets)
+        known: dict[bytes, int] = {}
+        for number, secret in enumerate(self.secrets):
+            for form in forms(secret):
+                known.setdefault(form, number)
+        for form, number in known.items():
+            needles.append(form)
+            self._owners.append(number)
+        self._needles = needles
+        self._kind = Implementation.DFA if sum(map(len, needles)) <= DFA_LIMIT else Implementation.ContiguousNFA
+        # The fast one that says whether there is anything; and, made when there is, the one that finds all of it.
+        self._first_of = BytesAhoCorasick(needles, matchkind=MatchKind.LeftmostFirst, implementation=self._kind)
+        self._all_of: BytesAhoCorasick | None = None
+        self._longest = max(map(len, needles), default=1)
+        self._alphabet = bytes(set(b"".join(needles)))
+        self._by_start: dict[bytes, list[bytes]] = {}
+        for needle in needles:
+            self._by_start.setdefault(needle[:2], []).append(needle)
+        self._escapes = _escapes(self._alphabet)
+        self._first = {needle[:1] for needle in needles}
+
+    def __repr__(self) -> str:
+        return f"<Needles {len(self.secrets)}>"
+
+    def __bool__(self) -> bool:
+        return bool(self.secrets)
+
+    def find(self, data: bytes) -> list[Found]:
+        """All there is in it, by place; what overlaps, too."""
+        return self.scan(data, True)[0]
+
+    def scan(self, data: bytes, last: bool) -> tuple[list[Found], int]:
+        """As `find()`; and how many bytes at the end may be the beginning of something, if more can come: the longest such."""
+        if not self.secrets:
+            return [], 0
+        found = self._search(data)
+        begun = 0 if last else self._undecided(data)
+        if not (b"%" in data or b"\\" in data or b"&" in data):
+            return found, begun
+        cut = None if last else _CUT_ESCAPE.search(data, max(0, len(data) - _LONGEST_ESCAPE))
+        view = View(data[: cut.start()] if cut else data, self._escapes)
+        if len(view):
+            more = [(view.at(start), view.at(end), number) for start, end, number in self._search(view.data)]
+            found = sorted({*found, *more})
+        if not last:
+            in_view = self._undecided(view.data)
+            start = len(data) - begun
+            if in_view or cut:
+                start = min(start, view.at(len(view.data) - in_view))
+            begun = len(data) - view.whole(start)
+        return found, begun
+
+    def _search(self, data: bytes) -> list[Found]:
+        if not self._first_of.find_matches_as_indexes(data):
+            return []
+        if self._all_of is None:
+            self._all_of = BytesAhoCorasick(self._needles, matchkind=MatchKind.Standard, implementation=self._kind)
+        matches = self._all_of.find_matches_as_indexes(data, overlapping=True)
+        return sorted((start, end, self._owners[index]) for index, start, end in matches)
+
+    def _undecided(self, data: bytes) -> int:
+        tail = data[-(self._longest - 1) :] if self._longest > 1 else b""
+        run = len(tail) - len(tail.rstrip(self._alphabet))  # most pieces end in something that is in no secret
+        for at in range(len(tail) - run, len(tail) - 1):
+            for needle in self._by_start.get(tail[at : at + 2], ()):
+                if len(needle) > len(tail) - at and needle.startswith(tail[at:]):
+                    return len(tail) - at
+        return 1 if run and tail[-1:] in self._first else 0
