@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import dns.edns
 import dns.flags
@@ -12,6 +13,11 @@ import dns.rdatatype
 import dns.rrset
 import pytest
 from agentfw.agents import ExitReport
+from agentfw.hookspecs import hookimpl
+from agentfw.mock_dns import MockDNS
+from agentfw.relay import dns as relay
+from agentfw.testing import make_agent, make_runtime
+from agentfw_dns_cache import DnsConfig, Plugin, wire
 
 from .support import ALICE, BOB, Bench, addresses, bench
 
@@ -229,3 +235,127 @@ async def test_what_an_agent_leaves_behind_serves_the_next(b: Bench) -> None:
     b.plugin.exit(ALICE, ExitReport("code"))
     await b.ask("api.test", agent=BOB)
     assert b.dns.asked("api.test") == 1
+
+
+def test_fifteen_hundred_agents_ask_for_a_cold_name_and_one_query_leaves() -> None:
+    """Through the relay: each gets its own ID, spelling and size."""
+
+    async def run() -> None:
+        async with MockDNS() as server:
+            server.set("cold.test", "A", *(f"192.0.2.{i}" for i in range(1, 60)), delay=0.3)
+            runtime = make_runtime(Plugin(DnsConfig(upstream=(server.address,))), Anywhere())
+
+            async def ask(number: int) -> None:
+                name = "".join(c.upper() if number >> i & 1 else c for i, c in enumerate("cold.test"))
+                query = dns.message.make_query(name, "A", use_edns=0 if number % 2 else False, payload=1232)
+                raw = await relay.answer(runtime, make_agent(f"agent{number}"), query.to_wire(), udp=True)
+                reply = dns.message.from_wire(raw or b"")
+                assert query.is_response(reply) and reply.question[0].name.to_text() == name + "."
+                assert bool(reply.flags & dns.flags.TC) == (number % 2 == 0) and len(addresses(reply)) == 59 * (number % 2)
+
+            await asyncio.gather(*map(ask, range(1500)))
+            assert server.asked("cold.test") == 1
+            statistics = runtime.statistics()
+            assert (statistics["dns.misses"], statistics["dns.coalesced"], statistics["dns.upstream_queries"]) == (1, 1499, 1)
+            await runtime.stop()
+
+    asyncio.run(run())
+
+
+class Anywhere:
+    name = "anywhere"
+
+    @hookimpl
+    def dial(self) -> bool:
+        return True
+
+
+@bench
+async def test_upstreams_are_asked_with_edns_1232(b: Bench) -> None:
+    await b.ask("api.test", use_edns=0, payload=4096)
+    (query,) = (dns.message.from_wire(sent) for sent in b.dns.seen)
+    assert (query.edns, query.payload, query.options) == (0, 1232, ())
+
+
+@bench
+async def test_hits_are_copies_of_the_wire_and_not_packed_anew(b: Bench) -> None:
+    """At most one rendering a second for each spelling."""
+    await b.ask("api.test")
+    rendered = 0
+    real = wire.render
+
+    def render(*args: Any, **more: Any) -> bytes:
+        nonlocal rendered
+        rendered += 1
+        return real(*args, **more)
+
+    wire.render = render  # type: ignore[assignment]
+    try:
+        for _ in range(3):
+            for _ in range(50):
+                await b.ask("api.test")
+                await b.ask("API.test")
+            b.clock.now += 1
+    finally:
+        wire.render = real
+    assert rendered <= 6
+    assert b.dns.asked("api.test") == 1
+
+
+@bench
+async def test_prefetch_sees_the_second_hit_though_it_comes_in_the_same_second(b: Bench) -> None:
+    b.dns.set("api.test", "A", "192.0.2.1", ttl=5)
+    await b.ask("api.test")
+    b.clock.now += 4.6
+    await b.ask("api.test")
+    await b.settled()
+    assert b.dns.asked("api.test") == 1
+    await b.ask("api.test")
+    await b.settled()
+    assert b.dns.asked("api.test") == 2
+
+
+@bench(agent_burst=3, agent_rate=0.001)
+async def test_prefetching_costs_the_agent_whose_hits_it_is_for(b: Bench) -> None:
+    """Else a name with a short TTL would be a way past the limit."""
+    b.dns.set("api.test", "A", "192.0.2.1", ttl=10)
+    for _ in range(20):
+        for _ in range(3):
+            await b.ask("api.test")
+        b.clock.now += 9.5
+        await b.ask("api.test")
+        await b.settled()
+    assert b.dns.asked("api.test") == 3
+
+
+@bench
+async def test_an_answer_that_cannot_be_kept_still_ends_the_older_one(b: Bench) -> None:
+    """RFC 8767, 5: an authoritative no is news, and what it denies is not served stale."""
+    await b.ask("api.test")
+    b.dns.set("api.test", "A", rcode=3, soa=None)
+    b.clock.now += 61
+    assert (await b.ask("api.test")).rcode() == dns.rcode.NXDOMAIN
+    b.dns.set("api.test", "A", rcode=2)
+    assert (await b.ask("api.test")).rcode() == dns.rcode.SERVFAIL
+
+
+@pytest.mark.parametrize("rcode", [1, 4, 5])
+def test_stale_is_for_silence_and_servfail_only(rcode: int) -> None:
+    @bench
+    async def run(b: Bench) -> None:
+        await b.ask("api.test")
+        b.dns.set("api.test", "A", rcode=rcode)
+        b.clock.now += 61
+        for _ in range(2):
+            assert (await b.ask("api.test")).rcode() == rcode
+
+    run()
+
+
+@bench
+async def test_the_no_is_told_with_the_ttl_that_it_has_and_counts_down(b: Bench) -> None:
+    b.dns.set("none.test", "A", soa=(500, 100))
+    for age in (0, 40, 59):
+        b.clock.now += age
+        assert [rrset.ttl for rrset in (await b.ask("none.test")).authority] == [{0: 100, 40: 60, 59: 1}[age]]
+    assert b.dns.asked("none.test") == 1
