@@ -254,9 +254,10 @@ async def _guest(runtime: Runtime, agent: Agent, address: str, port: int, kind: 
     task = asyncio.get_running_loop().create_task(runtime.handle_flow(agent, flow))
     try:
         yield flow
-    finally:
         flow.guest_close()
         await asyncio.wait([task], timeout=10)
+    finally:
+        flow.guest_close()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
