@@ -82,7 +82,6 @@ class Plugin:
         self.pool: Pool | None = None
         self._loaded = Loaded(config, Trust(system=False), {})
         self._generation = 0
-        self._policy = 0  # how often it was reloaded
         self._runtime: Runtime | None = None
         self._shared = host_set(config.shared)
         self._retry_post = host_set(config.retry_post)
@@ -159,10 +158,9 @@ class Plugin:
         pool.sweep()
         self._preconnect()
 
-    @hookimpl(optionalhook=True)
+    @hookimpl
     async def reloaded(self, runtime: Runtime) -> None:
         """Files are read again, though their names are the same; what policy now denies is drained."""
-        self._policy += 1
         try:
             loaded = await asyncio.to_thread(load, self.config, self._base())
         except ConfigError as error:
@@ -188,20 +186,13 @@ class Plugin:
         return self._lease(agent, destination, tls)
 
     async def _lease(self, agent: Agent, destination: Destination, tls: TlsRequest) -> Upstream:
-        assert self.pool and self._runtime
-        policy = self._policy
+        assert self.pool
         for _ in range(4):
             key = self.key(agent, destination, tls)
             try:
                 lease = await self.pool.lease(key, agent, shared=self.is_shared(destination))
             except Abandoned:
                 continue
-            if policy != self._policy:  # reloaded while this waited
-                try:
-                    await self._runtime.plugins.allow(agent, destination)
-                except BaseException:
-                    lease.release(reusable=True)
-                    raise
             lease.retry_post = destination.host in self._retry_post or (destination.host, destination.port) in self._retry_post
             return lease
         raise UpstreamError("the configuration changes too often")
