@@ -244,7 +244,7 @@ class Connection:
             data = None if self._greeting else self._decrypt(1)
         except (UpstreamError, OSError) as error:
             self._trouble = self._trouble or str(error)
-            return "closed"
+            return "flood" if self._barren > BARREN else "closed"
         over = data == b"" or self._eof or self._error is not None
         if self.may_greet and not self.sent and not self._received and not over:
             self._greeting += data or b""

@@ -48,7 +48,7 @@ OPERATOR = Agent("agentfw", "agentfw")
 COUNTERS = (
     "handshakes", "resumed", "reused", "queued", "overflow", "pending_overflow", "cx_overflow", "agent_overflow",
     "queue_timeout", "retry", "retry_overflow", "failed", "retired_dirty", "retired_idle", "retired_age", "retired_requests",
-    "retired_denied", "retired_drained", "closed_by_peer", "replaced",
+    "retired_denied", "retired_drained", "retired_flood", "closed_by_peer", "replaced",
 )  # fmt: skip
 
 
@@ -317,7 +317,7 @@ class Pool:
             log.warning("%s sent bytes that nobody asked for; the connection is closed, not reused", group.key.destination)
         elif reason == "closed":
             self.counters["closed_by_peer"] += 1
-        elif reason in ("idle", "age", "requests", "denied", "drained"):
+        elif reason in ("idle", "age", "requests", "denied", "drained", "flood"):
             self.counters[f"retired_{reason}"] += 1
         connection.close()
         if reason in ("closed", "bytes") and not connection.leases and self._loop.time() - connection.opened_at < YOUNG:
