@@ -11,13 +11,14 @@ import sys
 port, script = int(sys.argv[1]), sys.argv[2]
 if not os.environ.get("AGENTFW_REAL"):
     sys.path.insert(0, os.environ["AGENTFW_GUEST"])
+    import offload_local
     import ssl_offload
 
     sys.path.pop(0)
     # the fake runtime is on this machine's loopback, which a guest would keep for itself
-    is_local = ssl_offload.local_peer
-    ssl_offload.local_peer = lambda sock: None if is_local(sock) is None else sock.getpeername()[1] != port
-    ssl_offload._caller_is_local = lambda: False
+    is_local = offload_local.local_peer
+    offload_local.local_peer = lambda sock: None if is_local(sock) is None else sock.getpeername()[1] != port
+    offload_local.caller_is_local = lambda: False
     ssl_offload.install()
 
 resolve = socket.getaddrinfo

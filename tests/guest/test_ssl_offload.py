@@ -65,7 +65,8 @@ def test_urllib(inside: Callable[..., str], runtime: FakeRuntime, server: TlsSer
     """)
     assert out == "200 b'hello'\nTrue\nb'until the end'\n"
     assert runtime.prefaces[0] == {
-        "server_name": "model.test", "alpn": ["http/1.1"], "verify": 2, "check_hostname": True, "cas": [], "min": 0, "max": 0,
+        "server_name": "model.test", "alpn": ["http/1.1"], "verify": 2, "check_hostname": True, "cas": [], "public": True,
+        "min": 0, "max": 0,
     }  # fmt: skip
 
 
@@ -183,9 +184,8 @@ def test_loopback_keeps_real_tls(inside: Callable[..., str], runtime: FakeRuntim
     out = inside(
         """
         import asyncio, socket, ssl, sys, threading
-        import ssl_offload
-        ssl_offload.local_peer = ssl_offload.local_peer.__globals__["is_local"]
-        ssl_offload.is_local_bio = None
+        import offload_local
+        offload_local.local_peer = offload_local.local_peer.__globals__["is_local"]
         pem = "/".join(sys.argv[1].split("/")[:-1]) + "/inner.pem"
         with open(pem, "w") as file:
             file.write(sys.argv[2])

@@ -393,8 +393,8 @@ def main() -> typing.NoReturn:
     here = os.path.dirname(os.path.abspath(__file__))
     if sys.path and sys.path[0] == here:
         del sys.path[0]
-    for name in ("ssl_offload", "_ssl_real"):
-        sys.modules.pop(name, None)
+    for name in [name for name in sys.modules if name == "ssl_offload" or name.startswith("offload_")]:
+        del sys.modules[name]
     _one_process()
     _preload()
     linecache.clearcache()
