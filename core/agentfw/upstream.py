@@ -23,6 +23,8 @@ class TlsRequest:
     check_hostname: bool = True
     cas: tuple[bytes, ...] = ()
     """DER certificates the agent loaded beyond the host's. Part of the pool key if they are used at all."""
+    public: bool = True
+    """The agent trusts public authorities; False: those in `cas` only."""
     minimum: int = 0
     maximum: int = 0
     """TLS versions as ssl.TLSVersion numbers (0x0303 = 1.2, 0x0304 = 1.3), 0: no opinion."""
@@ -40,6 +42,12 @@ class TlsInfo:
     """The peer's, DER."""
     verified: bool
     """Chain verified against the *operator's* trust store and the name or address with service-identity. Credentials need it."""
+    chain: tuple[bytes, ...] = ()
+    """DER, as the peer sent it, its own first; (): not known, and then an agent's choice of authorities does not count."""
+    verified_chain: tuple[bytes, ...] = ()
+    """DER, the peer's own first, what is trusted last; (): not known."""
+    resumed: bool = False
+    """It continued a TLS session of an earlier connection."""
 
 
 class Upstream(Protocol):

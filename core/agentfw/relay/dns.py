@@ -157,9 +157,7 @@ async def _resolve(runtime: Runtime, agent: Agent, query: bytes, question: wire.
         raise ResolveError(name, f"a malformed reply: {error}") from None
 
 
-def _stood_in(
-    runtime: Runtime, agent: Agent, name: str, query: bytes, question: wire.Question, told: tuple[str, ...]
-) -> bytes:
+def _stood_in(runtime: Runtime, agent: Agent, name: str, query: bytes, question: wire.Question, told: tuple[str, ...]) -> bytes:
     version = 4 if question.qtype == wire.A else 6
     for address in told:
         if ipaddress.ip_address(address).version != version or not runtime.is_reserved(address):

@@ -13,7 +13,7 @@ from ..destination import Destination, parse_address, parse_port
 from ..errors import AgentfwError, Denied, DestinationError, HookError, ProtocolError, TlsError
 from ..metering import MeteredFlow
 from ..upstream import TlsRequest, Upstream
-from . import dns, own_tls, preface
+from . import agents_trust, dns, own_tls, preface
 from .http import HttpRelay
 from .raw import relay_raw
 from .record import FlowRecord
@@ -254,9 +254,10 @@ async def _offloaded(session: Session) -> None:
         session.record.kind, session.record.destination = "tls", destination
         session.aim(destination)
         upstream = await session.use.connect(destination, tls)
-        info = upstream.tls
+        info, reused = upstream.tls, upstream.reused
         upstream.release(reusable=True)
         assert info is not None  # Runtime.connect() saw to it
+        agents_trust.check(tls, info)
     except AgentfwError as error:
         session.count("tls_refused")
         _note(session.runtime, session.agent, session.flow, session.record, error)
@@ -264,7 +265,7 @@ async def _offloaded(session: Session) -> None:
         session.flow.send_eof()
         return
     session.count("tls_offloaded")
-    await session.send(preface.accepted(info))
+    await session.send(preface.accepted(info, resumed=reused or info.resumed))
     await _speak(session, destination, tls)
 
 
@@ -282,6 +283,7 @@ async def _tls_wanted(session: Session, wish: preface.Preface) -> tuple[Destinat
         verify=wish.verify,
         check_hostname=wish.check_hostname,
         cas=wish.certificates(),
+        public=wish.public,
         minimum=max(wish.min, 0),
         maximum=max(wish.max, 0),
     )

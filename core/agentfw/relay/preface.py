@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Mapping
+from errno import ECONNREFUSED, ECONNRESET, EHOSTUNREACH, ENETUNREACH, ETIMEDOUT
 from typing import Annotated
 
 import msgspec
 
-from ..errors import AgentfwError, Denied, HookError, ProtocolError, TlsError
+from ..errors import AgentfwError, ConnectError, Denied, HookError, ProtocolError, TlsError
 from ..upstream import TlsInfo
 
 MAGIC = b"\0AFWTLS1"
 MAX_LENGTH = 65536
+_BEGINS = b'{"server_name":'
+_CONNECTING = frozenset({ECONNREFUSED, ECONNRESET, EHOSTUNREACH, ENETUNREACH, ETIMEDOUT})
+"""What a native program's connect() would have failed with."""
 
 
 class Preface(msgspec.Struct, forbid_unknown_fields=False, frozen=True):
@@ -23,6 +28,7 @@ class Preface(msgspec.Struct, forbid_unknown_fields=False, frozen=True):
     verify: Annotated[int, msgspec.Meta(ge=0, le=2)] = 2
     check_hostname: bool = True
     cas: list[str] = []
+    public: bool = True
     min: Annotated[int, msgspec.Meta(ge=-0xFFFF, le=0xFFFF)] = 0
     max: Annotated[int, msgspec.Meta(ge=-0xFFFF, le=0xFFFF)] = 0
 
@@ -55,8 +61,9 @@ def parse_preface(data: bytes) -> Preface:
         raise ProtocolError("the TLS preface is malformed") from None
 
 
-def accepted(info: TlsInfo) -> bytes:
-    """The answer: this was negotiated."""
+def accepted(info: TlsInfo, *, resumed: bool = False) -> bytes:
+    """The answer: this was negotiated. `resumed`: what an earlier connection began was of use."""
+    place = {der: number for number, der in enumerate(info.chain)}
     return _frame(
         {
             "ok": True,
@@ -64,8 +71,26 @@ def accepted(info: TlsInfo) -> bytes:
             "cipher": list(info.cipher),
             "alpn": info.alpn,
             "cert": base64.b64encode(info.certificate).decode(),
+            "chain": [base64.b64encode(der).decode() for der in info.chain[1:]],
+            "verified": [place[der] if der in place else base64.b64encode(der).decode() for der in info.verified_chain],
+            "resumed": resumed,
         }
     )
+
+
+def declined() -> bytes:
+    """The answer: the client has to make its TLS itself, over what this connection already carries."""
+    return _frame({"ok": False, "native": True, "verify_code": 0, "verify_message": "", "reason": "", "message": "not here"})
+
+
+def late(buffer: bytes | bytearray) -> int:
+    """Where in a stream that is already relayed a preface seems to begin, -1 if nowhere."""
+    at = buffer.find(MAGIC)
+    while at >= 0:
+        if buffer.startswith(_BEGINS, at + len(MAGIC) + 4) and int.from_bytes(buffer[at + len(MAGIC) :][:4]) <= MAX_LENGTH:
+            return at
+        at = buffer.find(MAGIC, at + 1)
+    return -1
 
 
 def refused(error: AgentfwError) -> bytes:
@@ -84,9 +109,12 @@ def refused(error: AgentfwError) -> bytes:
     if isinstance(error, Denied):
         reason = "AGENTFW_DENIED"
     message = f"{error} [{error.plugin}]" if isinstance(error, Denied) else str(error)
-    return _frame({"ok": False, "verify_code": 0, "verify_message": "", "reason": reason, "message": message})
+    answer: dict[str, object] = {"ok": False, "verify_code": 0, "verify_message": "", "reason": reason, "message": message}
+    if isinstance(error, ConnectError) and error.errno in _CONNECTING:
+        answer["errno"] = error.errno
+    return _frame(answer)
 
 
-def _frame(answer: dict[str, object]) -> bytes:
+def _frame(answer: Mapping[str, object]) -> bytes:
     body = msgspec.json.encode(answer)
     return MAGIC + len(body).to_bytes(4) + body

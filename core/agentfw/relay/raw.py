@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from ..errors import ProtocolError, UpstreamError
 from ..http1 import BodyTransform
 from ..upstream import Upstream
+from . import preface
 from .session import Session
 
 log = logging.getLogger("agentfw.relay")
@@ -55,10 +56,29 @@ async def relay_raw(
 async def _up(session: Session, upstream: Upstream) -> None:
     try:
         while session.buffer or await session.fill():
-            await upstream.send(session.take(65536))
+            at = preface.late(session.buffer)
+            if at > 0:
+                await upstream.send(session.take(at))
+            if at < 0 or not await _declined(session):
+                await upstream.send(session.take(65536))
         await upstream.send_eof()
     except (OSError, UpstreamError):  # it may have answered before it closed: reading tells
         session.count("raw_send_failed")
+
+
+async def _declined(session: Session) -> bool:
+    """The guest begins TLS in the middle of its connection (STARTTLS, databases, tunnels), and asks the host for it: it is told
+    to do that itself. It waits for the answer, so what goes on behind a preface is none."""
+    length = preface.preface_length(session.buffer)
+    while length is not None and len(session.buffer) < length:
+        if not await session.fill():
+            return False
+    if length != len(session.buffer):
+        return False
+    session.take(length)
+    session.count("tls_declined")
+    await session.tell(preface.declined())
+    return True
 
 
 async def _down(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
@@ -19,6 +19,7 @@ from agentfw.destination import Destination
 from agentfw.errors import TlsError, UpstreamError
 from agentfw.upstream import TlsInfo
 from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509 import Certificate
 from OpenSSL import SSL
 from OpenSSL.crypto import X509
 
@@ -143,7 +144,16 @@ class Connection:
         alpn = tls.get_alpn_proto_negotiated().decode("latin-1") or None
         cipher = (tls.get_cipher_name() or "", tls.get_cipher_version() or "", tls.get_cipher_bits() or 0)
         der = certificate.public_bytes(Encoding.DER)
-        self.info = TlsInfo(tls.get_protocol_version_name(), cipher, alpn, der, verified=vouches(tls))
+        self.info = TlsInfo(
+            tls.get_protocol_version_name(),
+            cipher,
+            alpn,
+            der,
+            verified=vouches(tls),
+            chain=_ders(tls.get_peer_cert_chain(as_cryptography=True)),
+            verified_chain=_ders(tls.get_verified_chain(as_cryptography=True)),
+            resumed=self.resumed,
+        )
         return self.info
 
     def _verify(self, _: SSL.Connection, certificate: object, code: int, depth: int, ok: int) -> bool:
@@ -462,3 +472,7 @@ class Connection:
             self._writer = None
         if self._error:
             raise self._error
+
+
+def _ders(chain: Sequence[Certificate] | None) -> tuple[bytes, ...]:
+    return tuple(certificate.public_bytes(Encoding.DER) for certificate in chain or ())
