@@ -84,6 +84,13 @@ class Call:
         self._done(args, took, result)
         return result
 
+    def fits(self, check: Callable[[object], bool], result: object) -> bool:
+        """Whether a result is of the right type; one that even raises when it is looked at is not."""
+        try:
+            return check(result)
+        except Exception:
+            return False
+
     def nonsense(self, result: object, why: str = "") -> HookError:
         """The error that a result of the wrong type is."""
         self.errors += 1

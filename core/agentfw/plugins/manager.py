@@ -57,9 +57,8 @@ class PluginManager:
         self._pluggy = pluggy.PluginManager("agentfw")
         self._pluggy.add_hookspecs(hookspecs)
         self._named: dict[str, object] = {}
-        self._calls: dict[str, tuple[Call, ...]] = {}
+        self._calls: dict[str, tuple[Call, ...]] = dict.fromkeys(hook_names(), ())
         self._trace: Tracer | None = tracing.to_stderr if tracing.wanted() else None
-        self.compile()
 
     # -- which there are
 
@@ -74,17 +73,22 @@ class PluginManager:
         for name in [name for name, _ in self._pluggy.list_name_plugin()]:
             self._pluggy.unregister(name=name)
         try:
-            for name, plugin in reversed(self._named.items()):  # pluggy calls the newest first
+            for name, plugin in self._named.items():
                 self._pluggy.register(plugin, name)
             self._pluggy.check_pending()
         except Exception as error:  # also whatever a plugin's attributes raise when they are looked at
             raise PluginError(f"plugin does not fit: {error}".replace("\n", " ")) from error
         for hook in hook_names():
             caller = getattr(self._pluggy.hook, hook)
-            found = reversed(caller.get_hookimpls())
+            found = sorted(caller.get_hookimpls(), key=self._place)
             self._calls[hook] = tuple(_compiled(hook, implementation, caller.spec.argnames) for implementation in found)
         self.limit(Limits(self.config, self.names))
         self.trace(self._trace)
+
+    def _place(self, implementation: pluggy.HookImpl) -> tuple[int, int]:
+        """In calling order: who asked to be first, the others, who asked to be last; among them as they were named."""
+        group = 0 if implementation.tryfirst else 2 if implementation.trylast else 1
+        return group, list(self._named).index(implementation.plugin_name)
 
     def limit(self, limits: Limits) -> None:
         """Give each hook its time."""
@@ -182,9 +186,9 @@ class PluginManager:
         """Denied, by the plugin that said so, if the answer is "deny"."""
         for call in self._calls["own_tls"]:
             result = await call.later((agent, destination))
-            if result == "deny":
+            if isinstance(result, str) and result == "deny":
                 raise Denied("own_tls: deny", f"TLS of its own to {destination.host} port {destination.port}", call.plugin)
-            if result in ("passthrough", "intercept"):
+            if isinstance(result, str) and result in ("passthrough", "intercept"):
                 return cast(Literal["passthrough", "intercept"], result)
             if result is not None:
                 raise call.nonsense(result)
@@ -296,7 +300,7 @@ class PluginManager:
         """One after the other, until somebody returns something; which must be what `fits` says."""
         for call in self._calls[hook]:
             if (result := await call.later(args)) is not None:
-                if fits(result):
+                if call.fits(fits, result):
                     return cast(object, result)
                 raise call.nonsense(result)
         return None
@@ -305,7 +309,7 @@ class PluginManager:
         """As `_first()`, never awaited: a coroutine is a result of the wrong type."""
         for call in self._calls[hook]:
             if (result := call.now(args)) is not None:
-                if fits(result):
+                if call.fits(fits, result):
                     return cast(object, result)
                 raise call.nonsense(result)
         return None
@@ -315,10 +319,8 @@ class PluginManager:
         try:
             if (result := await call.later(args)) is not None:
                 raise call.nonsense(result)
-        except HookError as error:
-            log.error("%s", error, exc_info=error.__cause__)
         except AgentfwError as error:
-            log.error("plugin `%s` failed in `%s`: %s", call.plugin, call.hook, error)
+            _log(call, error)
 
     def _tell(self, hook: str, *args: object) -> None:
         """Everybody, never awaited, whatever one of them does: failures are logged."""
@@ -327,7 +329,7 @@ class PluginManager:
                 if (result := call.now(args)) is not None:
                     raise call.nonsense(result)
             except AgentfwError as error:
-                log.error("%s", error, exc_info=error.__cause__)
+                _log(call, error)
 
     def _gather(self, hook: str, fits: Callable[[object], bool], what: str, *args: object) -> list[tuple[str, object]]:
         """(plugin, result) of everybody who returns something; what does not fit, and failures, are logged and left out."""
@@ -335,12 +337,20 @@ class PluginManager:
         for call in self._calls[hook]:
             try:
                 if (result := call.now(args)) is not None:
-                    if not fits(result):
+                    if not call.fits(fits, result):
                         raise call.nonsense(result, f", not {what}")
                     found.append((call.plugin, result))
             except AgentfwError as error:
-                log.error("%s", error, exc_info=error.__cause__)
+                _log(call, error)
         return found
+
+
+def _log(call: Call, error: AgentfwError) -> None:
+    """Of a hook whose failure ends nothing."""
+    if isinstance(error, HookError):
+        log.error("%s", error, exc_info=error.__cause__)
+    else:
+        log.error("plugin `%s` failed in `%s`: %s", call.plugin, call.hook, error)
 
 
 @functools.cache

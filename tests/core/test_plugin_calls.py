@@ -1,0 +1,305 @@
+"""How hooks are called: in which order, within which time, counted and traced."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+
+import pytest
+from agentfw import Agent, Denied, Destination, Headers, RequestHead, ResponseHead, hookimpl
+from agentfw.config import Config, load_config
+from agentfw.errors import HookError, UpstreamError
+from agentfw.plugins import PluginManager, load_plugins
+from agentfw.plugins.calling import Call
+from agentfw.plugins.limits import hook_names
+from agentfw.plugins.tracing import line
+from agentfw.testing import FakeServer, fetch, make_agent, make_runtime, running
+from hypothesis import given
+from hypothesis import strategies as some
+
+from .support import async_test
+
+AGENT = make_agent()
+WHERE = Destination.make("https", "api.example")
+
+
+def manager(*plugins: object, config: Config | None = None) -> PluginManager:
+    made = PluginManager(config)
+    for number, plugin in enumerate(plugins):
+        made.add(f"p{number}", plugin)
+    made.compile()
+    return made
+
+
+# -- order
+
+
+def ordered(log: list[int], number: int, order: str) -> object:
+    class Plugin:
+        @hookimpl(tryfirst=order == "first", trylast=order == "last")
+        def allow(self) -> None:
+            log.append(number)
+
+        @hookimpl(tryfirst=order == "first", trylast=order == "last")
+        def resolve(self) -> bytes | None:
+            log.append(number)
+            return None
+
+        @hookimpl(tryfirst=order == "first", trylast=order == "last")
+        def dial(self) -> bool | None:
+            log.append(number)
+            return None
+
+    return Plugin()
+
+
+@given(some.lists(some.sampled_from(["first", "", "last"]), max_size=7))
+def test_first_then_as_named_then_last(orders: list[str]) -> None:
+    log: list[int] = []
+    made = manager(*(ordered(log, number, order) for number, order in enumerate(orders)))
+    expected = [number for wanted in ("first", "", "last") for number, order in enumerate(orders) if order == wanted]
+
+    async def body() -> None:
+        await made.allow(AGENT, WHERE)
+        await made.resolve(AGENT, "x", 1, b"")
+        made.dial(AGENT, WHERE, "192.0.2.1")
+
+    asyncio.run(body())
+    assert made.order("allow") == [f"p{number}" for number in log[: len(orders)]]
+    assert log == 3 * expected
+
+
+@async_test
+async def test_a_denial_ends_the_round() -> None:
+    log: list[int] = []
+
+    class Refuses:
+        @hookimpl
+        def allow(self) -> None:
+            raise Denied("rule", "no")
+
+    made = manager(ordered(log, 0, ""), Refuses(), ordered(log, 2, ""), ordered(log, 3, "first"))
+    with pytest.raises(Denied) as caught:
+        await made.allow(AGENT, WHERE)
+    assert log == [3, 0] and caught.value.plugin == "p1"
+
+
+# -- time and numbers
+
+
+class Does:
+    """One of each outcome, as the destination's host says."""
+
+    @hookimpl
+    async def allow(self, agent: Agent, destination: Destination) -> None:
+        what = destination.host.partition(".")[0]
+        if what == "denied":
+            raise Denied("rule", "no")
+        if what == "fails":
+            raise KeyError("secret")
+        if what == "upstream":
+            raise UpstreamError("it is down")
+        if what == "waits":
+            await asyncio.sleep(0.02)
+        if what == "hangs":
+            await asyncio.sleep(60)
+        if what == "blocks":
+            time.sleep(0.03)  # noqa: ASYNC251  # the mistake that is to be found
+        if what == "later":
+            await asyncio.sleep(0)
+            time.sleep(0.03)  # noqa: ASYNC251
+
+    @hookimpl
+    def dial(self, address: str) -> bool | None:
+        if address == "192.0.2.9":
+            time.sleep(0.03)
+        return True
+
+    @hookimpl
+    def start(self) -> None:
+        time.sleep(0.03)
+
+
+@async_test
+async def test_calls_are_counted_by_outcome() -> None:
+    made = manager(Does(), object(), config=Config({"plugins": {"limits": {"p0": {"allow": 0.05}}}}))
+    for host in ("ok", "ok", "denied", "fails", "upstream", "waits", "hangs"):
+        try:
+            await made.allow(AGENT, Destination.make("https", f"{host}.example"))
+        except (Denied, HookError, UpstreamError):
+            assert host not in ("ok", "waits")
+    numbers = made.hook_statistics()
+    assert set(numbers) == {f"hooks.p0.allow.{what}" for what in ("calls", "seconds", "longest", "denied", "errors", "timeouts")}
+    assert numbers["hooks.p0.allow.calls"] == 7
+    assert [numbers[f"hooks.p0.allow.{what}"] for what in ("denied", "errors", "timeouts")] == [1, 1, 1]
+    assert 0.05 <= numbers["hooks.p0.allow.longest"] <= numbers["hooks.p0.allow.seconds"], "waiting counts"
+
+
+@async_test
+async def test_what_was_not_called_is_not_told_and_the_number_of_numbers_is_bounded() -> None:
+    runtime = make_runtime(Does())
+    assert not runtime.plugins.hook_statistics()
+    for number in range(100):
+        await runtime.plugins.allow(make_agent(str(number)), Destination.make("https", f"a{number}.example"))
+    assert set(runtime.statistics()) == {f"hooks.Does.allow.{what}" for what in ("calls", "seconds", "longest")}
+
+
+@async_test
+async def test_who_holds_up_the_loop_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    made = manager(Does(), config=Config({"plugins": {"blocking": 0.02}}))
+    await made.start(None)  # type: ignore[arg-type]  # before the first agent it may take its time
+    await made.allow(AGENT, Destination.make("https", "waits.example"))
+    assert not caplog.messages, "waiting holds nobody up"
+    for _ in range(2):
+        await made.allow(AGENT, Destination.make("https", "blocks.example"))
+        await made.allow(AGENT, Destination.make("https", "later.example"))
+        made.dial(AGENT, WHERE, "192.0.2.9")
+    named = [text for text in caplog.messages if "held up all agents" in text]
+    assert len(named) == 2 and "`p0`" in named[0] and "`allow`" in named[0] and "`dial`" in named[1]
+    numbers = made.hook_statistics()
+    assert numbers["hooks.p0.allow.blocked"] == 4 and numbers["hooks.p0.dial.blocked"] == 2
+
+
+@async_test
+async def test_limits_of_hooks_and_of_one_plugins_hooks(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import asyncio\nfrom agentfw import hookimpl\nclass Plugin:\n"
+        "    @hookimpl\n    async def allow(self): await asyncio.sleep(60)\n"
+        "    @hookimpl\n    async def resolve(self): await asyncio.sleep(60)\n"
+    )
+    (tmp_path / "agentfw.toml").write_text("[plugins.limits]\nallow = 40\nresolve = 0.02\nmine.allow = 0.03\n")
+    made = load_plugins([str(tmp_path / "mine.py"), "policy"], load_config(tmp_path / "agentfw.toml"))
+    with pytest.raises(HookError, match=r"`mine` failed in `allow`: no answer within 0\.03 s"):
+        await made.allow(AGENT, WHERE)
+    with pytest.raises(HookError, match=r"`mine` failed in `resolve`: no answer within 0\.02 s"):
+        await made.resolve(AGENT, "x", 1, b"")
+
+
+@async_test
+async def test_a_limit_leaves_inner_time_limits_and_cancellations_alone() -> None:
+    """The hook is driven by hand: what it does with tasks must work as under plain `await`."""
+
+    class Inner:
+        @hookimpl
+        async def allow(self) -> None:
+            try:
+                async with asyncio.timeout(0.01):
+                    await asyncio.sleep(60)
+            except TimeoutError:
+                pass
+            async with asyncio.TaskGroup() as group:
+                done = [group.create_task(asyncio.sleep(0, number)) for number in range(3)]
+            assert [task.result() for task in done] == [0, 1, 2]
+            task = asyncio.current_task()
+            assert task is not None and task.cancelling() == 0
+            task.cancel()
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                task.uncancel()
+            future = asyncio.get_running_loop().create_future()
+            asyncio.get_running_loop().call_soon(future.set_exception, KeyError("inner"))
+            with pytest.raises(KeyError):
+                await future
+
+    await manager(Inner()).allow(AGENT, WHERE)
+
+
+@async_test
+async def test_any_awaitable_will_do() -> None:
+    class Own:
+        def __await__(self):  # type: ignore[no-untyped-def]
+            yield from asyncio.sleep(0).__await__()
+            return b"own"
+
+    future = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_later(0.01, future.set_result, b"future")
+    task = asyncio.get_running_loop().create_task(asyncio.sleep(0, b"task"))
+    for awaitable, expected in ((Own(), b"own"), (future, b"future"), (task, b"task")):
+
+        class Gives:
+            given = awaitable
+
+            @hookimpl
+            def resolve(self) -> object:
+                return self.given
+
+        assert await manager(Gives()).resolve(AGENT, "x", 1, b"") == expected
+
+
+# -- tracing
+
+
+class Marks:
+    name = "marks"
+
+    @hookimpl
+    def request(self, head: RequestHead) -> None:
+        head.headers.set("authorization", "Bearer t0p-secret")
+
+    @hookimpl
+    def response(self, head: ResponseHead) -> None:
+        head.headers.set("set-cookie", "t0p-secret")
+
+    @hookimpl
+    def allow(self, destination: Destination) -> None:
+        if destination.host == "denied.example":
+            raise Denied("t0p-secret rule", "t0p-secret reason")
+        if destination.host == "fails.example":
+            raise ValueError("t0p-secret")
+
+
+def test_tracing_tells_who_what_and_how_long_and_no_secret(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTFW_TRACE_PLUGINS", "1")
+
+    async def body() -> None:
+        async with running(Marks(), FakeServer()) as runtime:
+            await fetch(runtime, "https://api.example/t0p-secret?q=t0p-secret", headers={"x-key": "t0p-secret"})
+            for host in ("denied", "fails"):
+                with pytest.raises((Denied, HookError)):
+                    await runtime.plugins.allow(make_agent("other"), Destination.make("https", f"{host}.example"))
+
+    logging.disable(logging.CRITICAL)
+    try:
+        asyncio.run(body())
+    finally:
+        logging.disable(logging.NOTSET)
+    err = capfd.readouterr().err
+    lines = [each.rsplit(" ", 1)[0] for each in err.splitlines()]
+    assert all(each.startswith("hook ") for each in lines) and all(each.endswith("us") for each in err.splitlines())
+    for expected in (
+        "hook marks.allow test dns://api.example:53 ok",
+        "hook fake_server.resolve test api.example bytes",
+        "hook fake_server.dial test dns://api.example:53 198.18.0.1 true",
+        "hook fake_server.connect test https://api.example:443 _Lease",
+        "hook marks.request test https://api.example:443 ok",
+        "hook marks.response test https://api.example:443 ok",
+        "hook marks.allow other https://denied.example:443 denied",
+        "hook marks.allow other https://fails.example:443 ValueError",
+    ):
+        assert expected in lines, err
+    assert "t0p" not in err
+
+
+@pytest.mark.parametrize("value", ["", "0"])
+def test_no_tracing_unless_asked_for(value: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("AGENTFW_TRACE_PLUGINS", value)
+    manager(Does()).dial(AGENT, WHERE, "192.0.2.1")
+    assert not capfd.readouterr().err
+
+
+def test_a_trace_is_one_printable_line() -> None:
+    call = Call("p", "resolve", print, ("agent", "name", "qtype", "query"))
+    text = line(call, (Agent("1", "evil\nagent\x1b[31m"), "name\r" + "x" * 500, 1, b"secret"), "ok", 1999)
+    assert text.isprintable() and text.endswith(" ok 1us") and "secret" not in text and len(text) < 700
+
+
+def test_heads_are_never_traced() -> None:
+    for hook in hook_names():
+        call = Call("p", hook, print, ("agent", "destination", "head", "tls", "query", "report", "request"))
+        args = (AGENT, WHERE, RequestHead("GET", "/secret", Headers([("a", "secret")])), "secret", b"secret", "secret", "secret")
+        assert line(call, args, "ok", 1) == f"hook p.{hook} test https://api.example:443 ok 0us"
