@@ -85,9 +85,12 @@ class MockDNS:
         return f"{self.host}:{self.port}"
 
     def set(self, name: str, qtype: str, *values: str, **behaviour: Any) -> None:
-        """Answer `name`/`qtype` so from now on; keywords are `Behaviour`'s fields."""
+        """Answer `name`/`qtype` so from now on; keywords are `Behaviour`'s fields. Raises dnslib's DNSError for bad data."""
         by_type = self._zone.setdefault(name.lower().rstrip("."), {})
-        by_type[dnslib.QTYPE.reverse[qtype]] = Behaviour(values, **behaviour)
+        made = Behaviour(values, **behaviour)
+        for line in (*(f"{name} 1 IN {qtype} {value}" for value in made.values), *made.extra):
+            dnslib.RR.fromZone(line)  # a mistake is the caller's, and better told here
+        by_type[dnslib.QTYPE.reverse[qtype]] = made
 
     def remove(self, name: str) -> None:
         del self._zone[name.lower().rstrip(".")]
