@@ -7,6 +7,7 @@ the question (RFC 2181, 5.4.1: the answer section's own data) and nothing about 
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import struct
 from collections.abc import Iterable, Sequence
@@ -258,6 +259,7 @@ def parse_addresses(reply: bytes, query: bytes, question: wire.Question) -> Addr
     return Addresses(0, tuple(found.items()))
 
 
+@functools.lru_cache(maxsize=4096)
 def canonical(data: bytes) -> str:
     """The address in A or AAAA data; an IPv4-mapped one is the IPv4 address that the host's stack would connect to."""
     address = ipaddress.ip_address(data)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import logging
 from typing import TYPE_CHECKING
@@ -95,7 +96,7 @@ async def answer(runtime: Runtime, agent: Agent, query: bytes, *, udp: bool) -> 
     if len(query) < 12 or query[2] & 0x80:
         return None
     try:
-        question = wire.parse_query(query)
+        question = (_read_and_kept if len(query) <= MAX_KEPT else _read)(bytes(query[2:]))
     except wire.WireError as error:
         return wire.make_error(query, error.question, error.rcode)
     try:
@@ -124,6 +125,15 @@ async def answer(runtime: Runtime, agent: Agent, query: bytes, *, udp: bool) -> 
         log.exception("%s: dns", agent.name)
         return wire.make_error(query, question, wire.SERVFAIL, wire.EDE_OTHER, "internal error")
     return wire.truncated(reply, question) if udp else reply
+
+
+def _read(tail: bytes) -> wire.Question:
+    """What is behind the ID."""
+    return wire.parse_query(b"\0\0" + tail)
+
+
+_read_and_kept = functools.lru_cache(maxsize=4096)(_read)  # resolvers ask the same again and again
+MAX_KEPT = 512
 
 
 def _note(runtime: Runtime, agent: Agent, question: wire.Question, error: Exception) -> None:
@@ -196,6 +206,7 @@ def _pointer(query: bytes, question: wire.Question, name: str) -> bytes:
     return dns_reply.written(query[:2], flags, query[12 : question.end], [record], wire.opt_for(question))[0]
 
 
+@functools.lru_cache(maxsize=4096)
 def question_name(question: wire.Question) -> str:
     """The question's name, normalised. DestinationError if it is not a host name."""
     try:

@@ -50,7 +50,7 @@ class _Vetting:
             self.removed += 1
             return None
         self.learnt[address] = None
-        if ipaddress.ip_address(address).is_loopback:
+        if address == "::1" or address.startswith("127."):
             self.learnt[HOST[rtype]] = None
             return ipaddress.ip_address(HOST[rtype]).packed
         return data
