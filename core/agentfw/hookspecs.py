@@ -5,6 +5,10 @@ byte. A plugin is a class `Plugin` in a module named by an entry point of group 
 implementation may leave out arguments that it does not use, and use `hookimpl(tryfirst=True)` or `trylast=True`; else plugins are
 called in the order in which they were named. Where a result may be awaitable, the caller awaits it.
 
+A hook's budget is what it should not take longer than on the whole, so that all plugins together stay out of an agent's way (a
+model call's way through the runtime: 1 ms); what `agentfw run --stats` shows is to be held against it. Beyond its time limit
+([plugins.limits]) it fails.
+
 Any hook may raise `agentfw.errors.Denied` (the operation is refused, the agent is told rule and plugin) or
 `agentfw.errors.UpstreamError` (the outside failed). Whatever else it raises, a result of the wrong type, or no result within the
 hook's time fails that one operation closed, with the plugin's name in the error (`HookError`).
@@ -39,23 +43,35 @@ hookimpl = pluggy.HookimplMarker("agentfw")
 
 @hookspec
 def start(runtime: Runtime) -> Awaitable[None] | None:
-    """Before the first agent, in the running loop. May open connections, start tasks. An error here stops the command."""
+    """Before the first agent, in the running loop. May open connections, start tasks. An error here stops the command.
+
+    Budget: seconds; it may wait.
+    """
 
 
 @hookspec
 def stop() -> Awaitable[None] | None:
-    """After the last agent. Errors are logged, the other plugins still stop."""
+    """After the last agent. Errors are logged, the other plugins still stop.
+
+    Budget: 10 s.
+    """
 
 
 @hookspec
 def admit(agent: Agent) -> Awaitable[None] | None:
-    """An agent is about to start; no flow of its has come. Raise `Denied` if it may not run: its end tells why."""
+    """An agent is about to start; no flow of its has come. Raise `Denied` if it may not run: its end tells why.
+
+    Budget: 10 ms, once an agent; it may wait.
+    """
 
 
 @hookspec
 def reloaded(runtime: Runtime) -> Awaitable[None] | None:
     """agentfw.toml was read again, and took effect in every plugin (`reconfigure`). For what follows from it: connections to be
-    drained, caches to be emptied. The core asks `allow` and `dial` about all open flows after it. Errors are logged."""
+    drained, caches to be emptied. The core asks `allow` and `dial` about all open flows after it. Errors are logged.
+
+    Budget: 1 s, after each reload; it may wait.
+    """
 
 
 @hookspec
@@ -64,6 +80,8 @@ def allow(agent: Agent, destination: Destination) -> Awaitable[None] | None:
 
     All implementations are called, always before anything leaves: for each DNS question (scheme "dns": the port does not count),
     when a flow opens, and for each connection leased, so for every HTTP request. The place for custom policy.
+
+    Budget: 20 us, a few times a flow and once an HTTP request.
     """
 
 
@@ -74,6 +92,8 @@ def stand_in(agent: Agent, name: str, qtype: int) -> tuple[str, ...] | None:
 
     They must lie in a network that the plugin has reserved with `Runtime.reserve()`, be the same for a name as long as the agent
     runs, and stand for one name. Called after `allow`, for an agent's own questions only. Never awaitable.
+
+    Budget: 20 us, once a question.
     """
 
 
@@ -84,6 +104,8 @@ def resolve(agent: Agent, name: str, qtype: int, query: bytes) -> Awaitable[byte
     Called after `allow`, for an agent's own queries and, with a query made by the core, before a destination is dialled. The
     reply must carry the query's ID and question as they came. First result wins (an awaited None passes on to the next); raise
     ResolveError to answer with its rcode.
+
+    Budget: 20 us if it is known, else what the network takes.
     """
 
 
@@ -94,6 +116,8 @@ def connect(agent: Agent, destination: Destination, tls: TlsRequest | None) -> A
     `tls` None: no TLS on our side (schemes http, tcp, tls, udp). With it: the handshake is done and the name verified when this
     returns. Called after `allow`, once for each HTTP request and once for each raw flow. First result wins; raise ConnectError,
     ResolveError or TlsError if it cannot be had. `Runtime.dial()` gives the vetted, connected socket to build on.
+
+    Budget: 50 us for a connection that is there, else what the network takes.
     """
 
 
@@ -103,6 +127,8 @@ def dial(agent: Agent, destination: Destination, address: str) -> bool | None:
     `Denied`: no. None: no opinion; if nobody has one, only public addresses pass. Never awaitable.
 
     Called when an agent is given the address in a DNS answer (scheme "dns"), and again right before connect().
+
+    Budget: 10 us, once an address.
     """
 
 
@@ -115,6 +141,8 @@ def own_tls(agent: Agent, destination: Destination) -> Awaitable[OwnTls | None] 
     the guest trusts, so that its requests go the way of all HTTPS. "deny" (or `Denied`): refuse it with an alert. Called before
     `allow`, which follows with scheme "https" for what is intercepted and "tls" for what passes. A plugin that has this hook but
     will never say "intercept" sets its attribute `intercepts = False`: then guests are not given an authority.
+
+    Budget: 20 us, once such a flow.
     """
 
 
@@ -123,6 +151,8 @@ def meters(agent: Agent, destination: Destination) -> list[Meter] | None:
     """The meters (`agentfw.metering.Meter`) that count, and limit, what this agent's flows to `destination` carry, besides those
     attached to the agent's `Runtime.traffic()`. Called once for a flow, when its destination is known; all results count. Never
     awaitable.
+
+    Budget: 20 us, once a flow.
     """
 
 
@@ -133,6 +163,8 @@ def request(agent: Agent, destination: Destination, head: RequestHead, tls: TlsI
     Framing headers (Content-Length, Transfer-Encoding, Connection) and Host are the core's: changes to them are overwritten.
     Append to `head.transforms` to see or change the body as it streams. `tls` None: plain HTTP. All implementations are called.
     It may be called again for the same request (`head.exchange`), with a fresh head, if a kept connection was found closed.
+
+    Budget: 50 us, once an HTTP request; a transform 5 us a piece and 1 ns a byte.
     """
 
 
@@ -140,60 +172,93 @@ def request(agent: Agent, destination: Destination, head: RequestHead, tls: TlsI
 def response(agent: Agent, destination: Destination, request: RequestHead, head: ResponseHead) -> Awaitable[None] | None:
     """The response head that came for it (the final one, or that of a switch of protocols, 101), before the agent sees it; may
     change status and headers, and append to `head.transforms` to see or change the body, or what the server sends after the
-    switch, as it streams, or to `head.observers` to see what the agent is sent. All implementations are called."""
+    switch, as it streams, or to `head.observers` to see what the agent is sent. All implementations are called.
+
+    Budget: 50 us, once an HTTP request; a transform or observer 5 us a piece and 1 ns a byte.
+    """
 
 
 @hookspec
 def environment(agent: Agent) -> dict[str, str] | None:
     """Variables that this agent has, unless the operator sets them otherwise; of plugins that name the same one, the first wins.
-    Called once, before it starts. Never a secret: the agent reads them. Never awaitable."""
+    Called once, before it starts. Never a secret: the agent reads them. Never awaitable.
+
+    Budget: 10 ms, once an agent.
+    """
 
 
 @hookspec
 def guest_rules(agent: Agent) -> GuestRules | None:
     """What this agent's virtual machine may not do with files and system calls (`agentfw.guest_rules.GuestRules`). Called once,
     before it starts; all results count: what one refuses is refused. If a plugin fails here, the agent does not start. Never
-    awaitable."""
+    awaitable.
+
+    Budget: 10 ms, once an agent.
+    """
 
 
 @hookspec
 def tenant(agent: Agent, destination: Destination) -> str | None:
     """Whom an agent's connections to `destination` speak for, if not for all agents alike: two agents for whom any
-    implementation says something different never share a connection. Called for each lease. Never awaitable."""
+    implementation says something different never share a connection. Called for each lease. Never awaitable.
+
+    Budget: 10 us, once a connection leased.
+    """
 
 
 @hookspec
 def exchange_end(agent: Agent, exchange: ExchangeReport) -> None:
     """An HTTP request for a known destination is over, however it ended (answered, refused, failed, given up by the agent): once
-    for each, the `request` and `response` hooks' among them. Never awaitable; errors are logged."""
+    for each, the `request` and `response` hooks' among them. Never awaitable; errors are logged.
+
+    Budget: 20 us, once an HTTP request.
+    """
 
 
 @hookspec
 def flow_end(agent: Agent, flow: FlowReport) -> None:
-    """A guest's socket is over: once for each TCP connection, and for each UDP socket. Never awaitable; errors are logged."""
+    """A guest's socket is over: once for each TCP connection, and for each UDP socket. Never awaitable; errors are logged.
+
+    Budget: 20 us, once a flow.
+    """
 
 
 @hookspec
 def model_call(agent: Agent, call: ModelCall) -> None:
-    """A call of a model has ended; called by the plugin that recognises them (`inspect`). Never awaitable; errors are logged."""
+    """A call of a model has ended; called by the plugin that recognises them (`inspect`). Never awaitable; errors are logged.
+
+    Budget: 50 us, once a model call.
+    """
 
 
 @hookspec
 def audit(event: AuditEvent) -> None:
     """Something was refused, a plugin failed, a report-only rule was met: `Runtime.audit()` was called. Must not block. Never
-    awaitable; errors are logged."""
+    awaitable; errors are logged.
+
+    Budget: 20 us; what takes longer belongs in a thread.
+    """
 
 
 @hookspec
 def tables() -> list[Table] | None:
-    """Tables for `agentfw run --stats` and `--json`: more than the counters of `statistics` can tell."""
+    """Tables for `agentfw run --stats` and `--json`: more than the counters of `statistics` can tell.
+
+    Budget: 10 ms, when somebody looks.
+    """
 
 
 @hookspec
 def exit(agent: Agent, report: ExitReport) -> None:
-    """An agent has ended."""
+    """An agent has ended.
+
+    Budget: 1 ms, once an agent.
+    """
 
 
 @hookspec
 def statistics() -> dict[str, int | float] | None:
-    """Counters of this plugin, names in lower_snake_case. `Runtime.statistics()` puts "plugin." before them."""
+    """Counters of this plugin, names in lower_snake_case. `Runtime.statistics()` puts "plugin." before them.
+
+    Budget: 10 ms, when somebody looks.
+    """

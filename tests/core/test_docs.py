@@ -33,6 +33,12 @@ def test_hooks_are_documented_with_their_signature(hook: object) -> None:
     assert f"`{hook.__name__}({', '.join(inspect.signature(hook).parameters)})` ·" in PLUGINS
 
 
+@pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook.__name__)
+def test_specifications_say_when_and_how_long(hook: object) -> None:
+    doc = inspect.getdoc(hook)
+    assert doc is not None and re.search(r"\n\nBudget: \S.*\.\Z", doc) and len(doc.partition("\n\nBudget:")[0]) > 20
+
+
 def test_no_other_hook_is_documented() -> None:
     documented = set(re.findall(r"^`(\w+)\([^)]*\)` ·", PLUGINS, re.MULTILINE))
     assert documented == {hook.__name__ for hook in HOOKS}
