@@ -250,7 +250,7 @@ def tables() -> list[Table] | None:
 
 @hookspec
 def exit(agent: Agent, report: ExitReport) -> None:
-    """An agent has ended.
+    """An agent has ended; what was kept for it can go. Flows of its may still be closing. Never awaitable; errors are logged.
 
     Budget: 1 ms, once an agent.
     """
