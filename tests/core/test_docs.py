@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import agentfw_credentials
 import agentfw_dns_cache
@@ -73,11 +74,14 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 def test_the_plugin_example_runs(tmp_path: Path) -> None:
-    plugin, header, test = blocks(PLUGINS, "python")
+    before, tests = PLUGINS.split("\n## Testing one\n")
+    plugin, header = blocks(before, "python")[:2]
+    hooks_alone, exchange, _ = blocks(tests.split("\n## ")[0], "python")
     (tmp_path / "my_policy.py").write_text(plugin)
-    (tmp_path / "test_my_policy.py").write_text(test)
     assert load_plugins([str(tmp_path / "my_policy.py")], load_config(directory=tmp_path)).hooks("my_policy") == ["allow"]
-    subprocess.run([sys.executable, "test_my_policy.py"], cwd=tmp_path, check=True, timeout=60)
+    for name, text in (("hooks_alone.py", hooks_alone), ("exchange.py", exchange)):
+        (tmp_path / name).write_text(text)
+        subprocess.run([sys.executable, name], cwd=tmp_path, check=True, timeout=60)
 
     (tmp_path / "team_header.py").write_text(header)
     (tmp_path / "agentfw.toml").write_text('[team_header]\nteam = "red"\n')
@@ -85,6 +89,32 @@ def test_the_plugin_example_runs(tmp_path: Path) -> None:
     head = RequestHead("GET", "/", Headers([("X-Team", "blue")]))
     asyncio.run(manager.request(make_agent(), Destination.make("https", "api.example"), head, None))
     assert list(head.headers) == [("x-team", "red")] and manager.statistics() == {"team_header.marked": 1}
+
+
+@pytest.mark.kvm
+def test_the_example_with_a_virtual_machine_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agentfw_environment: dict[str, str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", agentfw_environment["XDG_CACHE_HOME"])
+    (tmp_path / "my_policy.py").write_text(blocks(PLUGINS, "python")[0])
+    space: dict[str, Any] = {}
+    exec(blocks(PLUGINS.split("\n## Testing one\n")[1], "python")[2], space)
+    space["test_a_program"]()
+
+
+@pytest.mark.parametrize("name", ["office_hours", "helper_token", "leak_watch"])
+def test_the_worked_examples_are_the_files(name: str) -> None:
+    section = PLUGINS.split("\n## Three worked examples\n")[1].split(f"`examples/plugins/{name}.py`")[1].split("\n### ")[0]
+    file = (DOCS.parent / "examples/plugins" / f"{name}.py").read_text()
+    found = blocks(section, "python")
+    assert len(found) >= 2
+    for block in found:
+        assert block in file, block
+
+
+def test_versions_agree() -> None:
+    assert f"`agentfw.hookspecs.API_VERSION` is {hookspecs.API_VERSION}." in PLUGINS
 
 
 def test_the_configuration_example_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
