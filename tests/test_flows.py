@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from agentfw_vmm.rules import compile_rules
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -354,6 +355,23 @@ def test_whatever_the_guest_writes_into_its_line(head: int, tail: int, flags: in
         flow.close()
         other.write(b"alive")
         assert await fine.receive() == b"alive"
+
+    run(test)
+
+
+def test_flows_that_rules_refuse_are_refused_here_too() -> None:
+    """The cell refuses them; one that a guest has taken over may not."""
+
+    async def test(peer: Peer) -> None:
+        for vm, name in enumerate(("connect", "symlink")):
+            peer.cell.kill(vm)
+            assert peer.memory.event(0, C["AFW_EV_EXIT"], vm)
+            peer.signal()
+            await peer.settle()
+            peer.cell.restore(vm, 7, compile_rules(deny=[name]))
+            guest = await peer.open(vm, 5)
+            assert (guest.get("hstate"), guest.get("error")) == ((C["AFW_H_FAILED"], 1) if vm == 0 else (C["AFW_H_OPENING"], 0))
+        assert [flow.vm for flow in peer.handler.flows] == [1]
 
     run(test)
 

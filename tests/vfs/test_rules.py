@@ -283,6 +283,16 @@ def test_mounts_that_show_the_same_files(make: MakeVfs, tree: Path) -> None:
     assert vfs.read("/again/sub2/.env") == SECRET
 
 
+def test_a_directory_above_a_second_mount_stays(make: MakeVfs, tree: Path) -> None:
+    """Moved, its files would have a third name that nobody has a rule for."""
+    vfs = make(mounts={"/w": (tree, WRITABLE), "/inner": (tree / "work/vault", WRITABLE)})
+    rule(vfs, deny="/inner/key.txt")
+    assert vfs.error("rename", "/w/work", "/w/other") == "EACCES"
+    assert vfs.error("read", "/w/work/vault/key.txt") == "EACCES"
+    vfs.mkdir("/w/more")
+    assert vfs.error("rename", "/w/more", "/w/work", 2) == vfs.error("rename", "/w/work", "/w/more", 2) == "EACCES"
+
+
 def test_rules_are_counted_and_bounded(make: MakeVfs, tree: Path) -> None:
     vfs = make(mounts={"/w": (tree / "work", WRITABLE)})
     many = [FileRule(f"/w/none/{i}/**", "deny") for i in range(512)]
