@@ -540,7 +540,10 @@ async def _frame(flow: GuestFlow) -> dict[str, Any]:
         data += part
         if len(data) > FRAME_MAX + 4:
             raise ValueError("frame too long")
-    message = json.loads(data[4 : 4 + size])
+    try:
+        message = json.loads(data[4 : 4 + size])
+    except RecursionError:
+        raise ValueError("frame is nested too deeply") from None
     if not isinstance(message, dict):
         raise ValueError("frame is no object")
     return message

@@ -418,7 +418,15 @@ async def test_refused_handshakes(server: str, name: str, code: int, reason: str
 
 @pytest.mark.parametrize(
     "data",
-    [b"\xff\xff\xff\xff", b"\0\0\0\2[]", b"\0\0\0\2{}", b"\0\0\0\1{", b'\0\0\0\x13{"server_name": 123}', b"\0\0\0\2\xff\xff"],
+    [
+        b"\xff\xff\xff\xff",
+        b"\0\0\x40\0" + b'{"x":' + b"[" * 16379,
+        b"\0\0\0\2[]",
+        b"\0\0\0\2{}",
+        b"\0\0\0\1{",
+        b'\0\0\0\x13{"server_name": 123}',
+        b"\0\0\0\2\xff\xff",
+    ],
 )
 @async_test
 async def test_malformed_prefaces_reset_the_flow(data: bytes) -> None:
@@ -426,6 +434,7 @@ async def test_malformed_prefaces_reset_the_flow(data: bytes) -> None:
         await flow.guest_send(MAGIC + data)
         with pytest.raises(ConnectionResetError):
             await flow.guest_read_all()
+        assert not runtime.counters["flows_broken"]  # it is the guest's mistake, not one of ours
 
 
 @async_test

@@ -57,7 +57,7 @@ def parse_preface(data: bytes) -> Preface:
     """All of `preface_length()` bytes."""
     try:
         return _decoder.decode(data[len(MAGIC) + 4 :])
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # the last: nested too deeply
         raise ProtocolError("the TLS preface is malformed") from None
 
 
