@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from agentfw_vmm.rules import FileRule, compile_rules
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from .conftest import SECRET, MakeVfs
@@ -388,7 +388,7 @@ def matcher(programs):
     vfs.close()
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(GLOBS, min_size=1, max_size=5), st.lists(NAMES, min_size=0, max_size=6))
 def test_patterns_match_as_the_reference_does(matcher: Vfs, parts: list[str], names: list[str]) -> None:
     pattern, path = "/" + "/".join(parts), "/" + "/".join(names)
@@ -399,7 +399,7 @@ def test_patterns_match_as_the_reference_does(matcher: Vfs, parts: list[str], na
     assert (result >> 8 == 2) == (bool(names) and reference(pattern, above) and (above != "/" or pattern == "/"))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(GLOBS, min_size=1, max_size=4),
     st.lists(NAMES, min_size=1, max_size=3),

@@ -97,10 +97,22 @@ void path_refused(struct vfs *vfs)
 
 /* ---- listings ---- */
 
+/* Has the directory, or something in it, another name? */
+static int has_aliases(const char *directory)
+{
+    size_t n = strlen(directory) == 1 ? 0 : strlen(directory);
+    for (uint32_t k = 0; k < 2 * aliases; k++) {
+        const char *path = alias[k / 2].path[k & 1];
+        if (below(directory, path, alias[k / 2].len[k & 1]) || (!strncmp(path, directory, n) && path[n] == '/' && !strchr(path + n + 1, '/')))
+            return 1;
+    }
+    return 0;
+}
+
 int listing_begin(struct listing *l, struct vfs *vfs, const char *directory)
 {
     *l = (struct listing){.vfs = vfs, .directory = directory};
-    if (!vfs->vm->rules || aliases)
+    if (!vfs->vm->rules || has_aliases(directory))
         return 0;
     l->at = rules_at(vfs->vm->rules, directory);
     return l->at ? 0 : -ENOMEM;
@@ -111,7 +123,7 @@ int listing_hides(const struct listing *l, const char *name)
     char path[PATH_MAX + NAME_MAX + 2];
     int above;
     if (l->at)
-        return rules_name(l->vfs->vm->rules, l->at, name) == AFW_RULE_HIDE;
+        return rules_hide(l->at, name);
     if (!l->vfs->vm->rules)
         return 0;
     size_t n = strlen(l->directory), k = strlen(name);

@@ -23,8 +23,12 @@ struct rules {
     struct rule *rule;               /* the table's, then those added: their parts and bytes are allocated one by one */
     uint32_t n, given;
 };
-struct rules_cursor {
-    uint64_t state[1];
+struct rules_cursor {                /* of the rules that may hide something here */
+    uint32_t n;
+    struct {
+        const struct rule *rule;
+        uint64_t state;
+    } at[];
 };
 
 /* ---- names ---- */
@@ -160,23 +164,31 @@ int rules_path(const struct rules *r, const char *path, int *above)
 
 struct rules_cursor *rules_at(const struct rules *r, const char *directory)
 {
-    struct rules_cursor *at = malloc(sizeof *at + r->n * sizeof *at->state);
+    struct rules_cursor *c = malloc(sizeof *c + r->n * sizeof *c->at);
     int up;
-    for (uint32_t i = 0; at && i < r->n; i++)
-        at->state[i] = run(&r->rule[i], directory, &up);
-    return at;
-}
-
-int rules_name(const struct rules *r, const struct rules_cursor *at, const char *name)
-{
-    int action = 0;
-    size_t n = strlen(name);
+    if (!c)
+        return 0;
+    c->n = 0;
     for (uint32_t i = 0; i < r->n; i++) {
         const struct rule *u = &r->rule[i];
-        if ((int)u->action > action && at->state[i] && step(u, at->state[i], name, n) & accepts(u))
-            action = (int)u->action;
+        uint64_t state = u->action == AFW_RULE_HIDE ? run(u, directory, &up) : 0;
+        if (state) {
+            c->at[c->n].rule = u;
+            c->at[c->n++].state = state;
+        }
     }
-    return action;
+    return c;
+}
+
+int rules_hide(const struct rules_cursor *c, const char *name)
+{
+    size_t n = strlen(name);
+    for (uint32_t i = 0; i < c->n; i++) {
+        const struct rule *u = c->at[i].rule;
+        if (step(u, c->at[i].state, name, n) & accepts(u))
+            return 1;
+    }
+    return 0;
 }
 
 int rules_may_move(const struct rules *r, const char *from, const char *to)

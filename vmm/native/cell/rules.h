@@ -21,10 +21,10 @@ void rules_free(struct rules *r);
 /* The highest action for a canonical path, its own or that of a directory above it; *above (if not 0): the latter alone */
 int rules_path(const struct rules *r, const char *path, int *above);
 
-/* For listings: an opaque cursor at a directory, and the action for a name in it. */
+/* For listings: a cursor at a directory, and whether a name in it is hidden. */
 struct rules_cursor;
 struct rules_cursor *rules_at(const struct rules *r, const char *directory);     /* malloc()ed; 0: no memory */
-int rules_name(const struct rules *r, const struct rules_cursor *at, const char *name);
+int rules_hide(const struct rules_cursor *at, const char *name);
 
 /* Does all that is protected below `from` stay so when that directory is called `to` (0: something that no rule is about)? */
 int rules_may_move(const struct rules *r, const char *from, const char *to);
