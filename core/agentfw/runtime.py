@@ -74,7 +74,7 @@ class Runtime:
         """Agents that exited last, oldest first: nothing is kept for what is left of them."""
 
     async def start(self) -> None:
-        """Start the plugins. When one fails, those already started are stopped and its error is raised."""
+        """Start the plugins. When one fails, it and those before it are stopped and its error is raised."""
         self._started = True
         try:
             await self.plugins.start(self)

@@ -270,16 +270,19 @@ async def test_start_stops_at_an_error_and_stop_and_exit_do_not(caplog: pytest.L
     class Named(Sync):
         pass
 
+    class After(Sync):
+        pass
+
     log: list[str] = []
     good, bad = Named(None, log, "good"), Sync(ConfigError("x", "is wrong"), log, "bad")
-    runtime = make_runtime(good, bad)
+    runtime = make_runtime(good, bad, After(None, log, "after"))
     with pytest.raises(ConfigError):
         await runtime.start()
-    assert log == ["good", "bad", "bad", "good"], "both started, both stopped although one fails"
+    assert log == ["good", "bad", "bad", "good"], "both started, both stopped although one fails; the third never was"
     log.clear()
     with caplog.at_level(logging.CRITICAL):
         runtime.agent_exited(Agent("1", "x"), ExitReport("code"))
-    assert log == ["good", "bad"]
+    assert log == ["good", "bad", "after"]
 
 
 def test_statistics_are_merged() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -205,6 +206,33 @@ async def test_what_was_refused_before_a_reload_is_not_held_against_a_flow() -> 
             await runtime.reload(closing(f"tcp://{HOST}:{port}"))
             await flow.guest_send(b"GET / HTTP/1.1\r\nHost: api.example\r\n\r\n")
             assert (await flow.guest_read_until(b"ok")).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("verdict", ["deny", "intercept"])
+@async_test
+async def test_tls_passed_through_ends_when_it_may_not_be_any_more(verdict: str) -> None:
+    class OwnTls:
+        verdict = "passthrough"
+
+        @hookimpl
+        def own_tls(self) -> str:
+            return self.verdict
+
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = ssl.create_default_context().wrap_bio(incoming, outgoing, server_hostname=HOST)
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    hello, plugin = outgoing.read(), OwnTls()
+    async with serving(echo) as port, gated(plugin) as (runtime, _):
+        await lookup(runtime, HOST)
+        async with guest(runtime, "127.0.0.1", port) as flow:
+            await flow.guest_send(hello)
+            assert await exactly(flow, len(hello)) == hello
+            assert (await runtime.reload(closing())).flows_cut == 0
+            plugin.verdict = verdict
+            assert (await runtime.reload(closing())).flows_cut == 1
+            with pytest.raises(ConnectionResetError):
+                await flow.guest_receive()
 
 
 @async_test

@@ -6,7 +6,9 @@ nothing.
 
 from __future__ import annotations
 
+import functools
 import logging
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,36 +42,36 @@ class PluginInfo:
 
 def available() -> dict[str, PluginInfo]:
     """All installed plugins by name."""
-    found: dict[str, list[tuple[bool, str, str]]] = {}
+    return {name: info for name, (info, _) in _installed(tuple(sys.path)).items()}
+
+
+@functools.lru_cache(maxsize=4)
+def _installed(path: tuple[str, ...]) -> dict[str, tuple[PluginInfo, importlib_metadata.EntryPoint]]:
+    """By name. Looking through all that is installed on `path` takes 10 ms, and reading each one's name one more."""
+    found: dict[str, dict[tuple[bool, str, str], importlib_metadata.EntryPoint]] = {}
     for point in importlib_metadata.entry_points(group=GROUP):
-        found.setdefault(point.name, []).append((not _is_own(point), _origin(point), point.value))
-    infos = {}
+        distribution = point.dist.name if point.dist is not None else ""
+        origin = f"{distribution} {point.dist.version}" if point.dist is not None else ""
+        found.setdefault(point.name, {})[distribution.lower() != OWN, origin, point.value] = point
+    installed = {}
     for name, points in found.items():
-        (foreign, origin, value), *others = sorted(set(points))
-        infos[name] = PluginInfo(name, value, origin, tuple(other for _, other, _ in others), not foreign)
-    return infos
-
-
-def _origin(point: importlib_metadata.EntryPoint) -> str:
-    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else ""
-
-
-def _is_own(point: importlib_metadata.EntryPoint) -> bool:
-    return point.dist is not None and point.dist.name.lower() == OWN
+        (foreign, origin, value), *others = sorted(points)
+        info = PluginInfo(name, value, origin, tuple(other for _, other, _ in others), not foreign)
+        installed[name] = info, points[foreign, origin, value]
+    return installed
 
 
 def entry_point(name: str) -> tuple[importlib_metadata.EntryPoint, bool]:
     """The one of this name, and whether it is agentfw's own."""
-    known = importlib_metadata.entry_points(group=GROUP)
-    points = [point for point in known if point.name == name]
-    if not points:
-        raise UnknownPlugin(name, known.names)
-    info = available()[name]
+    installed = _installed(tuple(sys.path))
+    if name not in installed:
+        raise UnknownPlugin(name, installed)
+    info, point = installed[name]
     if info.ambiguous:
         raise PluginError(f"plugin `{name}` is offered by {' and '.join((info.origin, *info.others))}: uninstall all but one")
     if info.others:
         log.warning("plugin `%s` is agentfw's own; that of %s is not used", name, ", ".join(info.others))
-    return next(point for point in points if _is_own(point) == info.own), info.own
+    return point, info.own
 
 
 def plugin_name(name: str) -> str:

@@ -58,6 +58,7 @@ class PluginManager:
         self._pluggy.add_hookspecs(hookspecs)
         self._named: dict[str, object] = {}
         self._calls: dict[str, tuple[Call, ...]] = dict.fromkeys(hook_names(), ())
+        self._never_started: set[str] = set()
         self._trace: Tracer | None = tracing.to_stderr if tracing.wanted() else None
 
     # -- which there are
@@ -142,12 +143,17 @@ class PluginManager:
     # -- the hooks
 
     async def start(self, runtime: Runtime) -> None:
-        """HookError or an AgentfwError of the plugin's stops the start."""
-        await self._all("start", runtime)
+        """HookError or an AgentfwError of the plugin's stops the start. Those after it never started, and are not stopped."""
+        self._never_started = set(self.order("start"))
+        for call in self._calls["start"]:
+            self._never_started.discard(call.plugin)
+            if (result := await call.later((runtime,))) is not None:
+                raise call.nonsense(result)
 
     async def stop(self) -> None:
         for call in reversed(self._calls["stop"]):
-            await self._tell_later(call)
+            if call.plugin not in self._never_started:
+                await self._tell_later(call)
 
     async def reloaded(self, runtime: Runtime) -> None:
         for call in self._calls["reloaded"]:
