@@ -76,7 +76,7 @@ class Client:
         self._answer: dict[str, Any] | None = None
         self._failure: BaseException | None = None
         self._verify = int(context.verify_mode)
-        self._given: Session | None = None
+        self._given: Any = None
         self._session: Session | None = None
         self._real: Any = None
         if session is not None:
@@ -121,7 +121,7 @@ class Client:
     def _become_real(self) -> None:
         """TLS from end to end."""
         owner = self.owner
-        self._real = self._link.really(self.context, False, self.server_hostname, owner)
+        self._real = self._link.really(self.context, False, self.server_hostname, owner, self._given)
         if owner is not None:
             owner._sslobj = self._real
         self._real.do_handshake()
@@ -207,18 +207,20 @@ class Client:
     def session(self, value: Any) -> None:
         if not isinstance(value, (Session, real.SSLSession)):  # type: ignore[attr-defined,unused-ignore]  # typeshed
             raise TypeError("Value is not a SSLSession.")
-        if isinstance(value, Session):
-            if value._context is not self.context:
-                raise ValueError("Session refers to a different SSLContext.")
-            if self._answer is not None or self._real is not None:
-                raise ValueError("Cannot set session after handshake.")
-            self._given = value
+        if self._real is not None:
+            self._real.session = value
+            return
+        if isinstance(value, Session) and value._context is not self.context:
+            raise ValueError("Session refers to a different SSLContext.")
+        if self._answer is not None:
+            raise ValueError("Cannot set session after handshake.")
+        self._given = value  # a real one, if this client is to talk to a server in this guest again
 
     @property
     def session_reused(self) -> bool:
         if self._real is not None:
             return bool(self._real.session_reused)
-        return bool(self._answer and self._given and self._answer.get("resumed"))
+        return bool(self._answer and isinstance(self._given, Session) and self._answer.get("resumed"))
 
     def getpeercert(self, binary_form: bool = False) -> Any:
         if self._real is not None:

@@ -24,7 +24,7 @@ def local_peer(sock: Any) -> bool | None:
 
 def local_name(name: str | None) -> bool:
     """Does a host name or a numeric address mean this guest itself?"""
-    if not name:
+    if not name or "\0" in name:
         return False
     name = name.lower().rstrip(".")
     if name in ("localhost", "ip6-localhost", "ip6-loopback") or name.endswith(".localhost"):
