@@ -16,15 +16,6 @@ pytestmark = pytest.mark.kvm
 KEY = "sk-real-5e0c1b7d94a2f6083"
 CLIENT = Path(__file__).parents[1] / "guest/openssl_client.py"
 
-PLUGIN = """
-from agentfw import hookimpl
-
-class Plugin:
-    @hookimpl
-    def own_tls(self, destination):
-        return {"intercept.test": "intercept", "wrong.test": "intercept", "refuse.test": "deny"}.get(destination.host)
-"""
-
 AGENT = """
 import json, os, sys
 import certifi, primp
@@ -40,12 +31,13 @@ def tell(name, call):
     except Exception as error:
         told[name] = f"{type(error).__name__}: {error}"
 
-def openssl(host, cafile=None):
-    version, _, status, *_ = openssl_client.get(host, port, cafile, "/v1/models", key).split()
+def openssl(host, cafile=None, path="/v1/models"):
+    version, _, status, *_ = openssl_client.get(host, port, cafile, path, key).split()
     return [version, status]
 
 tell("openssl", lambda: openssl("intercept.test"))
 tell("certifi", lambda: openssl("intercept.test", certifi.where()))
+tell("path", lambda: openssl("intercept.test", path="/secret"))
 tell("own authority", lambda: openssl("intercept.test", mine))
 tell("passed", lambda: openssl("passed.test", mine))
 tell("passed, not trusted", lambda: openssl("passed.test"))
@@ -67,11 +59,9 @@ def test_clients_with_tls_of_their_own(agentfw: Agentfw, tmp_path: Path, tmp_pat
     with MockLLMThread(MockOptions(keys=(KEY,), names=names)) as llm:
         port = llm.server.port
         (tmp_path / "ca.pem").write_text(llm.ca_pem)
-        (tmp_path / "plugin.py").write_text(PLUGIN)
         (tmp_path / "agent.py").write_text(AGENT)
         (tmp_path / "agentfw.toml").write_text(f"""
 [run]
-plugins = ["./plugin.py", "dns", "tls", "policy", "credentials", "native"]
 preload = ["certifi", "primp", "ssl"]
 mount = ["{tmp_path}/ca.pem:/opt/agent/ca.pem"]
 [dns.hosts]
@@ -79,8 +69,18 @@ mount = ["{tmp_path}/ca.pem:/opt/agent/ca.pem"]
 [tls]
 ca_files = ["ca.pem"]
 [policy]
-allow = ["*.test"]
+own_tls = "deny"
+allow = ["refuse.test"]
 allow_addresses = ["127.0.0.1/32"]
+[[policy.rule]]
+action = "allow"
+hosts = ["intercept.test", "wrong.test"]
+own_tls = "intercept"
+paths = ["/v1"]
+[[policy.rule]]
+action = "allow"
+host = "passed.test"
+own_tls = "passthrough"
 [[credentials.rule]]
 host = "intercept.test:{port}"
 header = "authorization"
@@ -94,6 +94,7 @@ value = "Bearer ${{file:{secret}}}"
             assert told["openssl"] == told["certifi"] == good, told
             assert told["rustls"] == told["python"] == 200, told
             assert told["own authority"].startswith("TlsFailure: unable to get local issuer certificate"), told
+            assert told["path"] == ["TLSv1.3", "403"], told
             # Passed through, it is the server's own certificate, and a placeholder that nobody replaced.
             assert told["passed"] == ["TLSv1.3", "401"], told
             assert told["passed, not trusted"] == "TlsFailure: self-signed certificate in certificate chain", told
