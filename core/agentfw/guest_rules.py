@@ -96,9 +96,17 @@ def bad_call(name: str, *, advisory: bool = False) -> str:
     return ""
 
 
+def enforced_by(name: str) -> syscalls.Kind:
+    """ "host": the cell can refuse it; "guest": only the VM's own code can; "absent": there is no such call in a VM."""
+    kind = syscalls.kind(name)
+    if kind is None:
+        raise ValueError(bad_call(name))
+    return kind
+
+
 def same_calls(name: str) -> tuple[str, ...]:
     """The calls that are denied along with `name`, itself included."""
     return syscalls.HOST[name][1] if name in syscalls.HOST else (name,)
 
 
-__all__ = ["Error", "FileRule", "GuestRules", "bad_call", "bad_pattern", "same_calls"]
+__all__ = ["Error", "FileRule", "GuestRules", "bad_call", "bad_pattern", "enforced_by", "same_calls"]

@@ -6,13 +6,16 @@ import json
 from pathlib import Path
 
 import click
+import msgspec
 from agentfw import Agent
 from agentfw.config import Config as File
 from agentfw.config import load_config
 from agentfw.errors import ConfigError, Denied
+from agentfw.guest_rules import GuestRules
 
 from .config import Config
 from .explain import as_json, explain, lines
+from .guest import described, enforcement
 from .lint import lint
 from .profiles import Policy
 
@@ -40,8 +43,10 @@ def check(file: Path | None, strict: bool, as_json_: bool) -> int:
     error: ConfigError | None = None
     warnings: list[tuple[str, str]] = []
     profiles = rules = 0
+    guests: dict[str, GuestRules] = {}
     try:
         compiled = _compiled(loaded)
+        guests = {profile.key or "policy": profile.guest for profile in compiled.profiles.values() if profile.guest}
         profiles = len(compiled.config.profile)
         rules = len({rule.key for profile in compiled.profiles.values() for rule in profile.rules})
         warnings = [(loaded.place(f"policy.{warning.key}"), warning.text) for warning in lint(compiled)]
@@ -56,6 +61,10 @@ def check(file: Path | None, strict: bool, as_json_: bool) -> int:
             "rules": rules,
             "profiles": profiles,
             "warnings": [{"where": where, "text": text} for where, text in warnings],
+            "guests": {
+                key: {"files": [msgspec.to_builtins(rule) for rule in guest.files], "syscalls": enforcement(guest)}
+                for key, guest in guests.items()
+            },
         }
         click.echo(json.dumps(document))
     elif error is not None:
@@ -63,6 +72,9 @@ def check(file: Path | None, strict: bool, as_json_: bool) -> int:
     else:
         for where, text in warnings:
             click.echo(f"{where}: warning: {text}" if where else f"warning: {text}")
+        for key, guest in guests.items():
+            for line in described(guest):
+                click.echo(f"{key}: {line}")
         name = loaded.file.name if loaded.file else "no agentfw.toml from here upward"
         click.echo(f"{name}: {_count(rules, 'rule')}, {_count(profiles, 'profile')}, {_count(len(warnings), 'warning')}")
     return 1 if error is not None or (strict and warnings) else 0

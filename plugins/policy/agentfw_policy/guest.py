@@ -11,12 +11,12 @@ deny = ["symlink", "link"]
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import msgspec
 from agentfw import ConfigError
-from agentfw.guest_rules import FileRule, GuestRules, bad_call, bad_pattern
+from agentfw.guest_rules import FileRule, GuestRules, bad_call, bad_pattern, enforced_by, same_calls
 
 
 class FilesConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -63,3 +63,40 @@ def compiled(files: FilesConfig, syscalls: SyscallsConfig, key: str = "") -> Gue
     except ValueError as error:
         raise ConfigError(f"{key}files", str(error)) from None
     return rules
+
+
+def enforcement(rules: GuestRules) -> dict[str, list[str]]:
+    """By whom each call is refused: "host" (whatever the guest has become), "guest" (by its own code, no boundary) or "absent"
+    (no virtual machine has it)."""
+    found: dict[str, set[str]] = {"host": set(), "guest": set(), "absent": set()}
+    for name in rules.deny | rules.kill:
+        found[enforced_by(name)].update(same_calls(name))
+    for name in rules.advisory:
+        found["absent" if enforced_by(name) == "absent" else "guest"].add(name)
+    found["guest"] -= found["host"]
+    return {who: sorted(names) for who, names in found.items()}
+
+
+def described(rules: GuestRules) -> list[str]:
+    """For people; nothing if nothing is ruled."""
+    lines = []
+    patterns = {action: sum(rule.action == action for rule in rules.files) for action in ("hide", "deny", "read")}
+    files = ", ".join(f"{n} {word}" for n, word in zip(patterns.values(), ("hidden", "denied", "read-only"), strict=True) if n)
+    if files:
+        lines.append(f"patterns of files: {files}")
+    calls = enforcement(rules)
+    for who, text in (
+        ("host", "the host refuses"),
+        ("guest", "refused inside the virtual machine only, which is no boundary"),
+        ("absent", "no virtual machine has"),
+    ):
+        if calls[who]:
+            lines.append(f"{text}: {', '.join(calls[who])}")
+    return lines
+
+
+def needless(rules: SyscallsConfig) -> Iterable[tuple[str, str]]:
+    """(key, text) of what a better place is known for."""
+    for i, name in enumerate(rules.advisory):
+        if enforced_by(name) == "host" and name not in (*rules.deny, *rules.kill):
+            yield f"syscalls.advisory.{i}", f"`{name}`: the host can refuse it, under `deny`; here it is no boundary"

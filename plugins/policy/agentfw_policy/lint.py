@@ -6,6 +6,7 @@ import ipaddress
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from .guest import needless
 from .patterns import Index, Pattern, ports_cover
 from .profiles import DEFAULT, Policy, Profile
 from .rules import Rule
@@ -40,6 +41,9 @@ def _warnings(policy: Policy) -> Iterator[Note]:
     for profile in policy.profiles.values():
         yield from _of_rules(profile)
         yield from _of_settings(profile, policy)
+        table = policy.config if profile.name == DEFAULT else policy.config.profile[profile.name]
+        for key, text in needless(table.syscalls):
+            yield Note(f"{profile.key}.{key}" if profile.key else key, text)
     yield from _of_choice(policy)
 
 
