@@ -132,7 +132,6 @@ def _after_restore(job: dict[str, typing.Any]) -> None:
         os.environ.clear()
         os.environ.update(environment)
     time.tzset()
-    sys.path_importer_cache.clear()  # mounts may be others than the template's
     if job.get("line_buffered"):
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
@@ -164,6 +163,18 @@ def _new_main() -> types.ModuleType:
     return main
 
 
+#: Top-level name -> the imported modules under it that a file may shadow. Made before the stop: to look through sys.modules
+#: after it would write, for the reference counts, to a page for nearly each of their names.
+SHADOWED: dict[str, list[str]] = {}
+
+
+def _index_modules() -> None:
+    for module in list(sys.modules):
+        top = module.partition(".")[0]
+        if top not in STARTUP and top not in sys.builtin_module_names:
+            SHADOWED.setdefault(top, []).append(module)
+
+
 def _unshadow(directory: str) -> None:
     """Forget imported modules that a file beside the script would have come before."""
     names = set()
@@ -173,12 +184,11 @@ def _unshadow(directory: str) -> None:
             if dot:
                 if suffix.endswith(("py", "pyc", "so")):
                     names.add(name)
-            elif name in sys.modules and os.path.isfile(os.path.join(entry.path, "__init__.py")):
+            elif name in SHADOWED and os.path.isfile(os.path.join(entry.path, "__init__.py")):
                 names.add(name)
-    for module in list(sys.modules):
-        top = module.partition(".")[0]
-        if top in names and top not in STARTUP and top not in sys.builtin_module_names:
-            del sys.modules[module]
+    for name in names:
+        for module in SHADOWED.get(name, ()):
+            sys.modules.pop(module, None)
 
 
 def _first_path(directory: str) -> None:
@@ -398,6 +408,8 @@ def main() -> typing.NoReturn:
     _one_process()
     _preload()
     linecache.clearcache()
+    sys.path_importer_cache.clear()  # mounts may be others than the template's; and what is thrown away later costs page faults
+    _index_modules()
     gc.collect()
     gc.freeze()
     ctypes.pythonapi.PyOS_BeforeFork()
