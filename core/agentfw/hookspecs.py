@@ -169,6 +169,17 @@ def request(agent: Agent, destination: Destination, head: RequestHead, tls: TlsI
 
 
 @hookspec
+def recheck(agent: Agent, destination: Destination, head: RequestHead) -> Awaitable[None] | None:
+    """agentfw.toml was read again: may this request, which is being answered, go on? Raise `Denied` if it may not; returning is
+    no opinion. `head` is as the agent sent it; it is not sent again, and changes to it come to nothing.
+
+    Called after `allow` and `dial`, once for each exchange that is open, upgraded ones too. It must not count as a request.
+
+    Budget: 50 us, once an open exchange after each reload.
+    """
+
+
+@hookspec
 def response(agent: Agent, destination: Destination, request: RequestHead, head: ResponseHead) -> Awaitable[None] | None:
     """The response head that came for it (the final one, or that of a switch of protocols, 101), before the agent sees it; may
     change status and headers, and append to `head.transforms` to see or change the body, or what the server sends after the

@@ -42,6 +42,7 @@ CALLS: dict[str, Call] = {
     "own_tls": lambda m: m.own_tls(AGENT, WHERE),
     "meters": lambda m: m.meters(AGENT, WHERE),
     "request": lambda m: m.request(AGENT, WHERE, REQUEST, None),
+    "recheck": lambda m: m.recheck(AGENT, WHERE, REQUEST),
     "response": lambda m: m.response(AGENT, WHERE, REQUEST, RESPONSE),
     "environment": lambda m: m.environment(AGENT),
     "guest_rules": lambda m: m.guest_rules(AGENT),

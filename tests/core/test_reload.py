@@ -9,9 +9,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import agentfw_native
+import agentfw_policy
 import msgspec
 import pytest
-from agentfw import Agent, ConfigError, Denied, Destination, TlsRequest, Upstream, hookimpl
+from agentfw import Agent, ConfigError, Denied, Destination, RequestHead, TlsRequest, Upstream, hookimpl
 from agentfw.config import Config, load_config
 from agentfw.errors import AgentfwError, HookError, PluginError
 from agentfw.plugins import PluginManager, load_plugins
@@ -172,6 +173,62 @@ async def test_a_response_that_streams_is_cut() -> None:
                     await flow.guest_receive()
     (exchange,) = gate.exchanges
     assert exchange.status == 200 and exchange.denied_rule == f"gate: {HOST}"
+
+
+@async_test
+async def test_a_response_is_cut_by_what_its_request_was() -> None:
+    heads: list[RequestHead] = []
+
+    class Paths:
+        closed = ""
+
+        @hookimpl
+        def request(self, head: RequestHead) -> None:
+            head.target = "/elsewhere"
+
+        @hookimpl
+        async def recheck(self, head: RequestHead) -> None:
+            heads.append(head)
+            if head.target == self.closed:
+                raise Denied("paths", "closed")
+
+    plugin = Paths()
+    async with serving(endless, HOST) as port, gated(plugin, TlsOnce()) as (runtime, gate):
+        await lookup(runtime, HOST)
+        async with guest(runtime, "127.0.0.1", port) as flow, guest(runtime, "127.0.0.1", port) as other:
+            for each, target in ((flow, b"/mine"), (other, b"/other")):
+                assert (await offload(each, HOST))["ok"]
+                assert (await runtime.reload(closing())).flows_cut == 0, "nothing is being answered"
+                await each.guest_send(b"GET %s HTTP/1.1\r\nHost: api.example\r\n\r\n" % target)
+                await each.guest_read_until(b"more.")
+            plugin.closed = "/mine"
+            assert (await runtime.reload(closing())).flows_cut == 1
+            with pytest.raises(ConnectionResetError):
+                while True:
+                    await flow.guest_receive()
+            await other.guest_read_until(b"more.")
+    assert {head.target for head in heads} == {"/mine", "/other"}, "as the agent wrote them"
+    assert [exchange.denied_rule for exchange in gate.exchanges] == ["paths", ""]
+
+
+@async_test
+async def test_policy_looks_at_what_is_being_answered() -> None:
+    policy = agentfw_policy.Plugin(Config({"policy": {"allow": [HOST]}}).plugin("policy", agentfw_policy.Config))
+    async with serving(endless, HOST) as port, gated(policy, TlsOnce()) as (runtime, _):
+        await lookup(runtime, HOST)
+        async with guest(runtime, "127.0.0.1", port) as flow, guest(runtime, "127.0.0.1", port) as other:
+            for each, target in ((flow, b"/admin/x"), (other, b"/v1")):
+                assert (await offload(each, HOST))["ok"]
+                await each.guest_send(b"GET %s HTTP/1.1\r\nHost: api.example\r\n\r\n" % target)
+                await each.guest_read_until(b"more.")
+            rule = {"action": "deny", "host": HOST, "paths": ["/admin"]}
+            before = runtime.statistics()["policy.requests"]
+            assert (await runtime.reload(Config({"policy": {"allow": [HOST], "rule": [rule]}}))).flows_cut == 1
+            assert runtime.statistics()["policy.requests"] == before
+            with pytest.raises(ConnectionResetError):
+                while True:
+                    await flow.guest_receive()
+            await other.guest_read_until(b"more.")
 
 
 @async_test

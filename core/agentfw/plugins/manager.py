@@ -208,6 +208,9 @@ class PluginManager:
     async def request(self, agent: Agent, destination: Destination, head: RequestHead, tls: TlsInfo | None) -> None:
         await self._all("request", agent, destination, head, tls)
 
+    async def recheck(self, agent: Agent, destination: Destination, head: RequestHead) -> None:
+        await self._all("recheck", agent, destination, head)
+
     async def response(self, agent: Agent, destination: Destination, request: RequestHead, head: ResponseHead) -> None:
         await self._all("response", agent, destination, request, head)
 

@@ -280,7 +280,7 @@ class Exchange:
             self._attempts += 1
             upstream = await self.session.use.connect(self.destination, self.tls)
             try:
-                head = self.head
+                head = self.session.use.head = self.head
                 request = RequestHead(head.method, head.target, head.headers.copy(), head.version, exchange=self.number)
                 request.upgrade = self._upgrade
                 try:
@@ -294,6 +294,7 @@ class Exchange:
                 if not retry:
                     break
             finally:
+                self.session.use.head = None
                 await self._stop_pump()
                 upstream.release()
         raise UpstreamError("the server closed the connection before it answered")

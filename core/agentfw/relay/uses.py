@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ..agents import Agent
 from ..destination import Destination
 from ..errors import AgentfwError, Denied
+from ..http1 import RequestHead
 from ..upstream import TlsRequest, Upstream
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ class Use:
         """What must be permitted for it to go on."""
         self.address: str | None = None
         """Where the last connection to destinations[0] led."""
+        self.head: RequestHead | None = None
+        """Of the request to destinations[0] that is being answered, as the agent sent it."""
         self.own_tls: str | None = None
         """The verdict on TLS that the agent makes itself, if this is such a flow."""
         self.refused: AgentfwError | None = None
@@ -56,6 +59,8 @@ class Use:
         """Raise what speaks against it now."""
         for destination in self.destinations:
             await self._runtime.plugins.allow(self.agent, destination)
+        if self.head is not None and self.destinations:
+            await self._runtime.plugins.recheck(self.agent, self.destinations[0], self.head)
         if self.own_tls is not None and self.destinations:
             host, port = self.destinations[0].host, self.destinations[0].port
             verdict = await self._runtime.plugins.own_tls(self.agent, Destination("tls", host, port))

@@ -164,6 +164,11 @@ class Plugin:
         else:
             self._take(state, destination, head, accounts)
 
+    @hookimpl(tryfirst=True)
+    def recheck(self, agent: Agent, destination: Destination, head: RequestHead) -> None:
+        state = self._state(agent)
+        self._object(state, destination, state.rules.request(destination, head)[0])
+
     @hookimpl
     def exchange_end(self, exchange: ExchangeReport) -> None:
         for account in self._open.pop(exchange.exchange, ()):
