@@ -1,0 +1,285 @@
+"""The bodies of a call as they pass: what the request asks for, what the response says. They look, and change and delay nothing.
+
+What is kept is bounded: REQUEST_MAX of a request, DOCUMENT_MAX of a plain response (and the end of a larger one, where usage
+stands), one unfinished event of a stream.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Iterator
+
+import msgspec
+from agentfw.reports import shown
+
+from .anthropic import Anthropic
+from .gemini import Gemini
+from .openai import OpenAI
+from .reading import MAX_MODEL, Dialect, Reading
+from .sse import ArrayStream, EventStream
+
+REQUEST_MAX = 1 << 20
+DOCUMENT_MAX = 1 << 20
+TAIL = 16 << 10
+EXPANSION = 16 << 20
+"""Bytes that one piece of a compressed body may become."""
+CHARACTERS_A_TOKEN = 4
+"""Of an estimate: about what providers say of English."""
+MEDIA_TOKENS = 1000
+"""Of an estimate: for an image or a file in the request."""
+
+_USAGE = re.compile(rb'(?<!\\)"usage(?:Metadata)?"\s*:\s*(?=\{)')
+_MODEL = re.compile(rb'\s*\{\s*(?:"[a-z_]{1,32}"\s*:\s*[\w.+-]{1,32}\s*,\s*){0,16}"model"\s*:\s*("[^"\\]{1,256}")')
+"""At the beginning of a request, behind nothing but numbers and truth values."""
+
+
+class _Options(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class _Generation(msgspec.Struct, rename="camel"):
+    max_output_tokens: int | None = None
+
+
+class _Request(msgspec.Struct):
+    model: str | None = None
+    stream: bool | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
+    messages: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+    contents: msgspec.Raw = msgspec.Raw()
+    system: msgspec.Raw = msgspec.Raw()
+    instructions: msgspec.Raw = msgspec.Raw()
+    tools: msgspec.Raw = msgspec.Raw()
+    generationConfig: _Generation | None = None
+
+
+_request = msgspec.json.Decoder(_Request)
+
+
+class RequestWatch:
+    """A BodyTransform that changes nothing. `done` is called when all is known that will be."""
+
+    same_length = True
+    __slots__ = ("_done", "_pieces", "_size", "_text", "max_tokens", "model", "streamed")
+
+    def __init__(self, readable: bool, done: Callable[[], None]) -> None:
+        """`readable`: not compressed."""
+        self._pieces: list[bytes] | None = [] if readable else None
+        self._size = 0
+        self._text: int | None = None
+        self._done = done
+        self.model = ""
+        self.max_tokens: int | None = None
+        self.streamed = False
+
+    def __call__(self, piece: bytes, last: bool) -> bytes:
+        self._size += len(piece)
+        if self._pieces is not None:
+            self._pieces.append(piece)
+            if last or self._size > REQUEST_MAX:
+                data = piece if len(self._pieces) == 1 else b"".join(self._pieces)
+                self._pieces = None
+                self._read(data, whole=last)
+                self._done()
+        return piece
+
+    @property
+    def tokens(self) -> int:
+        """An estimate of the prompt's."""
+        text = self._size if self._text is None else self._text
+        return -(-text // CHARACTERS_A_TOKEN)
+
+    def _read(self, data: bytes, whole: bool) -> None:
+        if not whole:  # the model stands at the beginning, or the response will say it
+            found = _MODEL.match(data, 0, 4096)
+            if found is not None:
+                self.model = shown(str(msgspec.json.decode(found[1])), MAX_MODEL)
+            return
+        try:
+            request = _request.decode(data)
+        except (msgspec.DecodeError, RecursionError):
+            return
+        self.model = shown(request.model or "", MAX_MODEL)
+        self.streamed = bool(request.stream)
+        limits = [request.max_tokens, request.max_completion_tokens, request.max_output_tokens]
+        if request.generationConfig is not None:
+            limits.append(request.generationConfig.max_output_tokens)
+        given = [limit for limit in limits if limit is not None and limit > 0]
+        self.max_tokens = max(given) if given else None
+        prompts = (request.messages, request.input, request.prompt, request.contents)
+        self._text = sum(map(_text_size, (*prompts, request.system, request.instructions, request.tools)))
+
+
+def _text_size(part: msgspec.Raw) -> int:
+    """Bytes that count as text: encoded images and files count for MEDIA_TOKENS each."""
+    size = len(part)
+    if size < 1024:
+        return size
+    data = bytes(part)
+    at = 0
+    for marker in (b";base64,", b'"data":"', b'"data": "'):
+        at = 0
+        while (start := data.find(marker, at)) >= 0:
+            start += len(marker)
+            at = data.find(b'"', start)
+            if at < 0:
+                break
+            if at - start > MEDIA_TOKENS * CHARACTERS_A_TOKEN:
+                size -= at - start - MEDIA_TOKENS * CHARACTERS_A_TOKEN
+    return size
+
+
+Events = EventStream | ArrayStream
+
+
+class ResponseWatch:
+    """An observer of a response's body. `clock` gives loop.time(); nothing that a server sends makes it raise."""
+
+    __slots__ = ("_clock", "_dialect", "_document", "_inflate", "_size", "_stream", "first_token", "reading", "unreadable")
+
+    def __init__(self, provider: str, operation: str, pieces: bool, reading: Reading, clock: Callable[[], float]) -> None:
+        self.reading = reading
+        self.first_token: float | None = None
+        """clock() at the first piece of content of a stream."""
+        self.unreadable = 0
+        """Documents, events and bodies that were not what they should be."""
+        self._clock = clock
+        self._dialect: Dialect | None = _dialect(provider, operation)
+        self._stream: Events | None = ArrayStream() if pieces else None
+        self._document: list[bytes] | None = []
+        self._size = 0
+        self._inflate: Inflate | None = None
+
+    def begin(self, content_type: str, encodings: list[str]) -> None:
+        """By the head's `Content-Type` and `Content-Encoding`."""
+        kind = content_type.partition(";")[0].strip().lower()
+        if kind == "text/event-stream":
+            self._stream = EventStream()
+        elif self._stream is not None and kind != "application/json":
+            self._stream = None
+        encodings = [encoding for encoding in encodings if encoding != "identity"]
+        if len(encodings) == 1 and encodings[0] in ("gzip", "x-gzip", "deflate"):
+            self._inflate = Inflate()
+        elif encodings:
+            self._give_up()
+
+    @property
+    def streamed(self) -> bool:
+        return self._stream is not None
+
+    @property
+    def oversize(self) -> int:
+        return 0 if self._stream is None else self._stream.oversize
+
+    def _give_up(self) -> None:
+        self.unreadable += 1
+        self._dialect = None
+        self._document = None
+        self._stream = None if self._stream is None else type(self._stream)()
+
+    def __call__(self, piece: bytes, last: bool) -> None:
+        if self._dialect is None:
+            return
+        if self._inflate is None:
+            self._see(piece, last)
+            return
+        try:
+            for part in self._inflate(piece):
+                self._see(part, False)
+        except (zlib.error, ValueError):
+            self._give_up()
+        else:
+            self._see(b"", last)
+
+    def _see(self, piece: bytes, last: bool) -> None:
+        if self._stream is not None:
+            for kind, data in self._stream.feed(piece, last):
+                self._event(kind, data)
+            if last and self._dialect is not None:
+                self._dialect.end(self.reading)
+        else:
+            self._gather(piece, last)
+
+    def _event(self, kind: bytes, data: bytes) -> None:
+        assert self._dialect is not None
+        try:
+            self._dialect.event(kind, data, self.reading)
+        except (msgspec.DecodeError, RecursionError):
+            self.unreadable += 1
+        if self.first_token is None and self.reading.content_events:
+            self.first_token = self._clock()
+
+    def _gather(self, piece: bytes, last: bool) -> None:
+        assert self._dialect is not None and self._document is not None
+        if piece:
+            self._document.append(piece)
+            self._size += len(piece)
+            if self._size > DOCUMENT_MAX and len(self._document) > 1:
+                self._document = [b"".join(self._document)[-TAIL:]]
+        if not last or not self._document:
+            return
+        data = self._document[0] if len(self._document) == 1 else b"".join(self._document)
+        self._document = []
+        try:
+            if self._size <= DOCUMENT_MAX:
+                self._dialect.document(data, self.reading)
+            else:
+                self._tail(data[-TAIL:])
+        except (msgspec.DecodeError, RecursionError):
+            self.unreadable += 1
+
+    def _tail(self, data: bytes) -> None:
+        """Quotes inside text are escaped, so this is a key; the last one is the document's."""
+        assert self._dialect is not None
+        self.reading.complete = True
+        for found in reversed(list(_USAGE.finditer(data))):
+            end = _object_end(data, found.end())
+            if end:
+                self._dialect.tail(data[found.end() : end], self.reading)
+                return
+        self.unreadable += 1
+
+
+def _object_end(data: bytes, at: int) -> int:
+    """Behind the object that begins at `at` and has no braces in its text; 0: it does not end."""
+    depth = 0
+    for i in range(at, len(data)):
+        depth += (data[i] == 123) - (data[i] == 125)
+        if not depth:
+            return i + 1
+    return 0
+
+
+def _dialect(provider: str, operation: str) -> Dialect:
+    if provider == "openai":
+        return OpenAI(operation == "response")
+    return Anthropic() if provider == "anthropic" else Gemini()
+
+
+class Inflate:
+    """gzip or deflate undone, of a copy. zlib.error, or ValueError for a bomb."""
+
+    __slots__ = ("_head", "_stream")
+
+    def __init__(self) -> None:
+        self._head = b""
+        self._stream: zlib._Decompress | None = None
+
+    def __call__(self, piece: bytes) -> Iterator[bytes]:
+        if self._stream is None:
+            piece = self._head + piece
+            if len(piece) < 2:
+                self._head = piece
+                return
+            # gzip, zlib or, as some send "deflate", neither's head (RFC 1950 2.2: a zlib head is a multiple of 31)
+            zlib_head = piece[0] & 15 == 8 and int.from_bytes(piece[:2]) % 31 == 0
+            self._stream = zlib.decompressobj(wbits=47 if zlib_head or piece.startswith(b"\x1f\x8b") else -15)
+        out = self._stream.decompress(piece, EXPANSION)
+        if self._stream.unconsumed_tail:
+            raise ValueError("a piece of the body becomes too much")
+        yield out

@@ -1,0 +1,370 @@
+"""The plugin: what it keeps of each exchange between its hooks, and what it makes of it in the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+
+from agentfw import Agent, Denied, Destination, ExitReport, RequestHead, ResponseHead, hookimpl
+from agentfw.model_calls import ModelCall
+from agentfw.reports import ExchangeReport, Table, shown
+from agentfw.runtime import Runtime
+
+from . import budgets
+from .bodies import CHARACTERS_A_TOKEN, RequestWatch, ResponseWatch
+from .budgets import Account, Warden
+from .config import Config
+from .prices import Prices
+from .reading import Reading
+from .routes import Recognised, Routes
+from .tables import make_tables
+from .totals import OTHER, Rows, Totals, bucket_of
+
+MAX_AGENTS, MAX_LABELS, MAX_MODELS, MAX_DESTINATIONS = 4096, 4096, 256, 256
+MAX_LIVE_AGENTS = 65536
+MAX_LIMIT_HEADERS = 32
+OUTPUT_RESERVED = 1024
+"""Tokens reserved for a call that names no limit of its own."""
+_LIMITS = ("x-ratelimit-", "anthropic-ratelimit-", "retry-after", "x-should-retry")
+_READABLE = frozenset({"gzip", "x-gzip", "deflate", "identity"})
+
+
+class _Live:
+    """A call in flight."""
+
+    __slots__ = ("agent", "call", "destination", "reading", "request", "reserved", "response", "rows", "status_head")
+
+    def __init__(self, agent: Agent, call: Recognised, destination: Destination, rows: list[Totals]) -> None:
+        self.agent = agent
+        self.call = call
+        self.destination = destination
+        self.rows = rows
+        """In which the reservation stands."""
+        self.reserved = (0, 0, 0.0)
+        self.reading = Reading()
+        self.request: RequestWatch | None = None
+        self.response: ResponseWatch | None = None
+        self.status_head: ResponseHead | None = None
+
+    def reserve(self, inputs: int, outputs: int, cost: float) -> None:
+        """In place of what was reserved before."""
+        old_inputs, old_outputs, old_cost = self.reserved
+        self.reserved = (inputs, outputs, cost)
+        for row in self.rows:
+            row.reserved_input += inputs - old_inputs
+            row.reserved_output += outputs - old_outputs
+            row.reserved_cost += cost - old_cost
+
+    def begin(self) -> None:
+        for row in self.rows:
+            row.in_flight += 1
+
+    def end(self) -> None:
+        self.reserve(0, 0, 0.0)
+        for row in self.rows:
+            row.in_flight -= 1
+            if not row.in_flight:
+                row.reserved_cost = 0.0  # what rounding left
+
+
+class Plugin:
+    """See the package."""
+
+    name = "inspect"
+    api = "1"
+    config_type = Config
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._routes = Routes(config.route)
+        self._prices = Prices(config.prices)
+        self._budgets = budgets.read(config.budget, config.currency)
+        self._accounts: dict[str, tuple[Account, ...]] = {}
+        """By agent's id."""
+        self._warden = Warden()
+        self._live: dict[int, _Live] = {}
+        """By exchange."""
+        self._run = Totals()
+        self._running: set[str] = set()
+        """Ids of agents that have called a model and have not ended."""
+        self._agents = Rows(MAX_AGENTS, lambda name: name not in self._running)
+        self._labels = Rows(MAX_LABELS, self._label_may_fold)
+        self._models = Rows(MAX_MODELS)
+        self._destinations = Rows(MAX_DESTINATIONS)
+        self._limits: OrderedDict[str, dict[str, str]] = OrderedDict()
+        """By destination: rate-limit headers last seen."""
+        self._names: dict[str, str] = {}
+        """Of agents by id, as far as there are rows."""
+        self._counters: Counter[str] = Counter()
+        self._clock: Callable[[], float] = lambda: asyncio.get_running_loop().time()
+
+    def reconfigure(self, config: Config) -> Callable[[], None]:
+        """Routes, prices and limits anew; what was counted stays."""
+        routes, prices = Routes(config.route), Prices(config.prices)
+        limits = budgets.read(config.budget, config.currency)
+
+        def commit() -> None:
+            self._config, self._routes, self._prices, self._budgets = config, routes, prices, limits
+            self._accounts.clear()
+
+        return commit
+
+    @hookimpl
+    def start(self, runtime: Runtime) -> None:
+        self._warden.runtime = runtime
+        self._clock = runtime.loop.time
+
+    # -- an exchange
+
+    @hookimpl
+    def request(self, agent: Agent, destination: Destination, head: RequestHead) -> None:
+        call = self._routes.match(destination, head.method, head.target)
+        if call is None:
+            if self._budgets and self._routes.covers(destination):
+                self._admit(agent)  # there are other ways to have a model work
+            return
+        before = self._live.pop(head.exchange, None)
+        if before is not None:  # sent again
+            before.end()
+        self._admit(agent)
+        live = self._live[head.exchange] = _Live(agent, call, destination, self._rows_of(agent))
+        live.begin()
+        length = head.headers.get("content-length", "0") or "0"
+        live.reserve(-(-int(length) // CHARACTERS_A_TOKEN) if length.isdecimal() else 0, OUTPUT_RESERVED, 0.0)
+        readable = all(encoding == "identity" for encoding in head.headers.tokens("content-encoding"))
+        live.request = RequestWatch(readable, lambda: self._asked(live))
+        head.transforms.append(live.request)
+        if not readable:
+            self._asked(live)
+        accepted = head.headers.tokens("accept-encoding")
+        if accepted and not all(each.partition(";")[0].strip() in _READABLE for each in accepted):
+            head.headers.set("Accept-Encoding", "identity")
+
+    def _admit(self, agent: Agent) -> None:
+        if self._budgets:
+            try:
+                self._warden.admit(agent, self._accounts_of(agent))
+            except Exception:
+                for row in self._rows_of(agent):
+                    row.refused += 1
+                raise
+
+    def _asked(self, live: _Live) -> None:
+        """The request's body has been read."""
+        if not self._budgets or live.request is None:
+            return
+        self._check_price(live, live.request.model or live.call.model)
+        inputs, outputs = live.request.tokens, live.request.max_tokens or OUTPUT_RESERVED
+        if live.call.operation == "embedding":
+            outputs = 0
+        models = (live.request.model or live.call.model,)
+        live.reserve(inputs, outputs, self._prices.cost(models, inputs, outputs) or 0.0)
+
+    def _check_price(self, live: _Live, model: str) -> None:
+        """Where cost is limited, models whose cost nobody knows are refused."""
+        for account in self._accounts_of(live.agent):
+            if account.budget.name == "cost" and self._prices.of(model) is None:
+                named = f"[inspect.prices] has no price for the model {model}" if model else "the request does not say its model"
+                raise Denied(account.budget.rule, named, self.name)
+
+    @hookimpl
+    def response(self, request: RequestHead, head: ResponseHead) -> None:
+        live = self._live.get(request.exchange)
+        if live is None:
+            return
+        live.status_head = head
+        watch: ResponseWatch | None = None
+
+        def observe(piece: bytes, last: bool) -> None:
+            nonlocal watch
+            if watch is None:  # all hooks have had their say: this is what the agent gets
+                call = live.call
+                watch = live.response = ResponseWatch(call.provider, call.operation, call.pieces, live.reading, self._clock)
+                watch.begin(head.headers.get("content-type") or "", head.headers.tokens("content-encoding"))
+            watch(piece, last)
+
+        head.observers.append(observe)
+
+    @hookimpl
+    def exchange_end(self, agent: Agent, exchange: ExchangeReport) -> None:
+        live = self._live.pop(exchange.exchange, None)
+        if live is None:
+            return
+        live.end()
+        if exchange.denied_rule and exchange.first_byte is None:
+            return  # refused by somebody else before it was answered
+        call = self._made(live, exchange)
+        latency = bucket_of(call.seconds)
+        first = None if call.first_token is None else bucket_of(call.first_token)
+        model = call.model or "(unknown)"
+        if not self._models.known(model) and call.failed and not live.reading.model:
+            model = OTHER  # a name that only the agent says
+        for row in (*live.rows, self._models.get(model), self._destinations.get(str(call.destination))):
+            row.add(call, latency, first)
+        if call.rate_limits:
+            self._limits[str(call.destination)] = dict(call.rate_limits)
+            self._limits.move_to_end(str(call.destination))
+            if len(self._limits) > MAX_DESTINATIONS:
+                self._limits.popitem(last=False)
+        if self._budgets:
+            self._warden.watch(agent, self._accounts_of(agent))
+        if self._warden.runtime is not None:
+            self._warden.runtime.plugins.model_call(agent, call)
+
+    def _made(self, live: _Live, exchange: ExchangeReport) -> ModelCall:
+        reading, watch, request = live.reading, live.response, live.request
+        asked = (request.model if request is not None else "") or live.call.model
+        head = live.status_head
+        status = exchange.status
+        streamed = watch.streamed if watch is not None else bool(request is not None and request.streamed)
+        error_type, error = reading.error_type, reading.error
+        billed = head is None or head.status < 400
+        if exchange.first_byte is None:
+            status = 0
+            error_type, error = "no_response", shown(exchange.error, 200)
+        elif exchange.denied_rule or head is None:  # it answered, and a hook kept that from the agent
+            error_type, error = "withheld", shown(exchange.error, 200)
+        elif not error_type and status >= 400:
+            error_type = f"http_{status}"
+        elif not error_type and not reading.complete and status != 204 and (exchange.error or streamed):
+            error_type, error = "cut", shown(exchange.error, 200)
+        if watch is not None:
+            self._counters["unreadable"] += watch.unreadable
+            self._counters["oversize_events"] += watch.oversize
+        inputs, outputs, estimated = _counts(live, exchange, billed)
+        cost = None
+        if inputs is not None or outputs is not None:
+            read, written = reading.cache_read or 0, reading.cache_write or 0
+            cost = self._prices.cost((reading.model, asked), inputs or 0, outputs or 0, read, written)
+        if error_type == "cut":
+            self._counters["cut"] += 1
+        first = None
+        if watch is not None and watch.first_token is not None and streamed:
+            first = max(watch.first_token - exchange.started, 0.0)
+        return ModelCall(
+            exchange=exchange.exchange,
+            provider=live.call.provider,
+            operation=live.call.operation,
+            destination=live.destination,
+            requested_model=asked,
+            model=reading.model or asked,
+            streamed=streamed,
+            status=status,
+            started=exchange.started,
+            seconds=exchange.seconds,
+            first_token=first,
+            input_tokens=inputs,
+            output_tokens=outputs,
+            cache_read_tokens=reading.cache_read or 0,
+            cache_write_tokens=reading.cache_write or 0,
+            reasoning_tokens=reading.reasoning,
+            estimated=estimated,
+            complete=reading.complete and not error_type,
+            cost=cost,
+            currency=self._config.currency if cost is not None else "",
+            error_type=error_type,
+            error=error,
+            rate_limits=_rate_limits(head),
+        )
+
+    # -- whose it is
+
+    def _rows_of(self, agent: Agent) -> list[Totals]:
+        if len(self._running) >= MAX_LIVE_AGENTS:
+            self._running.clear()
+        self._running.add(agent.id)
+        if agent.id not in self._names:
+            if len(self._names) >= MAX_LIVE_AGENTS:
+                self._names.clear()
+            self._names[agent.id] = agent.name
+        labels = [self._labels.get(f"{name}={value}") for name, value in agent.labels.items()]
+        return [self._run, self._agents.get(agent.id), *labels]
+
+    def _accounts_of(self, agent: Agent) -> tuple[Account, ...]:
+        found = self._accounts.get(agent.id)
+        if found is None:
+            found = tuple(self._account(budget, agent) for budget in self._budgets if budget.applies(agent))
+            if len(self._accounts) >= MAX_LIVE_AGENTS:
+                self._accounts.clear()
+            self._accounts[agent.id] = found
+        return found
+
+    def _account(self, budget: budgets.Budget, agent: Agent) -> Account:
+        if budget.per == "run":
+            return Account(budget, "all agents", self._run)
+        if budget.per == "agent":
+            return Account(budget, agent.name, self._agents.get(agent.id))
+        name = budget.per[6:]
+        whose = f"{name}={agent.labels[name]}"
+        return Account(budget, whose, self._labels.get(whose))
+
+    def _label_may_fold(self, row: str) -> bool:
+        """Not if a budget counts by it: that would be forgotten."""
+        return not any(row.startswith(f"{budget.per[6:]}=") for budget in self._budgets if budget.per.startswith("label:"))
+
+    @hookimpl
+    def exit(self, agent: Agent, report: ExitReport) -> None:
+        self._running.discard(agent.id)
+        self._accounts.pop(agent.id, None)
+
+    # -- what is told
+
+    @hookimpl
+    def statistics(self) -> dict[str, int | float]:
+        run, counters = self._run, self._counters
+        return {
+            "calls": run.calls,
+            "calls_failed": run.failed,
+            "calls_refused": run.refused,
+            "calls_in_flight": run.in_flight,
+            "calls_estimated": run.estimated,
+            "calls_unpriced": run.unpriced,
+            "calls_cut": counters["cut"],
+            "input_tokens": run.input_tokens,
+            "output_tokens": run.output_tokens,
+            "cache_read_tokens": run.cache_read_tokens,
+            "cache_write_tokens": run.cache_write_tokens,
+            "reasoning_tokens": run.reasoning_tokens,
+            "cost": round(run.cost, 9),
+            "unreadable": counters["unreadable"],
+            "oversize_events": counters["oversize_events"],
+            "budget_warnings": self._warden.warnings,
+        }
+
+    @hookimpl
+    def tables(self) -> list[Table]:
+        names = self._names
+        agents = [(names.get(agent, agent), row) for agent, row in self._agents.items()]
+        currency = self._config.currency if self._prices else ""
+        return make_tables(self._run, self._models, agents, self._labels, self._destinations, self._limits, currency)
+
+
+def _counts(live: _Live, exchange: ExchangeReport, billed: bool) -> tuple[int | None, int | None, bool]:
+    """Tokens in, tokens out, and whether that is an estimate."""
+    reading = live.reading
+    inputs, outputs = reading.input, reading.output
+    if inputs is not None and outputs is not None and reading.complete:
+        return inputs, outputs, False
+    if not billed or (reading.error_type and inputs is None and not reading.content_events):
+        return inputs, outputs, False  # nobody bills an error
+    estimated = False
+    if inputs is None:
+        asked = live.request.tokens if live.request is not None else 0
+        inputs, estimated = asked or -(-exchange.bytes_up // CHARACTERS_A_TOKEN), True
+    if outputs is None or not reading.complete:  # what came counts at least; a cut stream's last count is of its beginning
+        seen = max(reading.content_events if live.response is not None and live.response.streamed else 0,
+                   -(-reading.content_size // CHARACTERS_A_TOKEN))  # fmt: skip
+        outputs, estimated = max(outputs or 0, seen), True
+    return inputs, outputs, estimated
+
+
+def _rate_limits(head: ResponseHead | None) -> dict[str, str]:
+    if head is None:
+        return {}
+    found: dict[str, str] = {}
+    for name, value in head.headers:
+        lower = name.lower()
+        if lower.startswith(_LIMITS) and len(found) < MAX_LIMIT_HEADERS:
+            found[lower[:64]] = shown(value, 128)
+    return found

@@ -1,0 +1,92 @@
+"""What a response says of its call, whatever the dialect: filled in piece by piece, by `openai`, `anthropic` or `gemini`."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+from agentfw.reports import shown
+
+MAX_COUNT = 10**12
+"""A server's counts are taken up to this."""
+MAX_ERROR = 200
+"""Characters of an error's message that are kept."""
+MAX_MODEL = 128
+
+
+class Reading:
+    """The sum of what was read. Counts are None until the server says them; the last word counts."""
+
+    __slots__ = (
+        "cache_read",
+        "cache_write",
+        "complete",
+        "content_events",
+        "content_size",
+        "error",
+        "error_type",
+        "input",
+        "model",
+        "output",
+        "reasoning",
+    )
+
+    def __init__(self) -> None:
+        self.model = ""
+        self.input: int | None = None
+        """All that went in, the cache's part too."""
+        self.output: int | None = None
+        """All that came out, reasoning too."""
+        self.cache_read: int | None = None
+        self.cache_write: int | None = None
+        self.reasoning: int | None = None
+        self.content_events = 0
+        """Pieces of generated content seen."""
+        self.content_size = 0
+        """Their bytes, about."""
+        self.complete = False
+        self.error_type = ""
+        self.error = ""
+
+    def named(self, model: str | None) -> None:
+        if model and model != self.model:
+            self.model = shown(model, MAX_MODEL)
+
+    def content(self, size: int) -> None:
+        if size > 0:
+            self.content_events += 1
+            self.content_size += size
+
+    def failed(self, kind: object, message: object) -> None:
+        """The first error is kept."""
+        if not self.error_type:
+            self.error_type = shown(str(kind or "error"), 64)
+            self.error = shown(str(message or ""), MAX_ERROR)
+
+
+class Dialect(Protocol):
+    """One response's reader. What it is given may be anything; msgspec.DecodeError (and so ValidationError) if it is not what it
+    should be."""
+
+    def document(self, data: bytes, reading: Reading) -> None:
+        """A whole JSON body."""
+
+    def event(self, kind: bytes, data: bytes, reading: Reading) -> None:
+        """One event of a stream."""
+
+    def tail(self, data: bytes, reading: Reading) -> None:
+        """The usage object of a document that was too large to be kept."""
+
+    def end(self, reading: Reading) -> None:
+        """The stream has ended as HTTP has it."""
+
+
+def count(value: int | None) -> int | None:
+    """A server's number, made harmless."""
+    return None if value is None else min(max(value, 0), MAX_COUNT)
+
+
+def size(raw: msgspec.Raw) -> int:
+    """Bytes in a JSON value that is content: 0 for null, "", [], {}; without the quotes."""
+    length = len(raw)
+    return 0 if length <= 2 or (length == 4 and bytes(raw) == b"null") else length - 2
