@@ -12,6 +12,7 @@ from typing import Any
 
 import agentfw_credentials
 import agentfw_dns_cache
+import agentfw_inspect
 import agentfw_native
 import agentfw_policy
 import agentfw_tls_pool
@@ -59,6 +60,10 @@ def test_no_other_hook_is_documented() -> None:
         ("credentials.command.NAME", agentfw_credentials.CommandConfig),
         ("credentials.oauth.NAME", agentfw_credentials.OAuthConfig),
         ("native", agentfw_native.Config),
+        ("inspect", agentfw_inspect.Config),
+        ("[inspect.route]", agentfw_inspect.RouteConfig),
+        ("inspect.prices.MODEL", agentfw_inspect.PriceConfig),
+        ("[inspect.budget]", agentfw_inspect.BudgetConfig),
         ("dns", agentfw_dns_cache.DnsConfig),
         ("tls", agentfw_tls_pool.TlsConfig),
     ],

@@ -24,11 +24,14 @@ from ..errors import AgentfwError
 from .output import Kept, Lines, Plain, Writer, complain, may_read_stdin, progress, say, standard_input
 from .reload import Reloads, Terminal
 from .statistics import split_hooks
+from .tables import as_json as tables_json
+from .tables import as_text
 
 if TYPE_CHECKING:
     from ..agents import ExitReport
     from ..config import Config
     from ..fleet import Fleet, Job, Mode, Result
+    from ..reports import Table
     from ..snapshots import Template
 
 MEMORY = "512M"
@@ -410,7 +413,7 @@ async def _run(options: Options, program: Sequence[str]) -> tuple[int, str | Non
             async with fleet:
                 stop.ready = True
                 results, captured = await _agents(fleet, job, options, writers)
-                counted = runtime.statistics()
+            counted, tables = runtime.statistics(), runtime.tables()  # now that the last flows have ended
         finally:
             await reloads.end()
             await runtime.stop()
@@ -421,9 +424,9 @@ async def _run(options: Options, program: Sequence[str]) -> tuple[int, str | Non
     seconds = time.monotonic() - started
     for result in results:
         _tell(result, options, stop)
-    document = json.dumps(_document(results, captured, counted, seconds)) if options.as_json else None
+    document = json.dumps(_document(results, captured, counted, tables, seconds)) if options.as_json else None
     if options.stats and not options.as_json:
-        say(_statistics(results, counted, seconds))
+        say("\n\n".join([_statistics(results, counted, seconds), *(as_text(table) for table in tables)]))
     if stop.killed and stop.last is not None:
         return 128 + stop.last, document
     status = next((result.status for result in results if result.status), 0)
@@ -567,7 +570,7 @@ def explain(report: ExitReport, options: Options) -> tuple[str, str]:
 
 
 def _document(
-    results: list[Result], captured: list[tuple[Kept, Kept]], counted: dict[str, Any], seconds: float
+    results: list[Result], captured: list[tuple[Kept, Kept]], counted: dict[str, Any], tables: list[Table], seconds: float
 ) -> dict[str, Any]:
     agents = []
     for result, (out, err) in zip(results, captured, strict=True):
@@ -586,7 +589,8 @@ def _document(
                 "vm": None if result.statistics is None else dict(vars(result.statistics)),
             }
         )
-    return {"version": 1, "seconds": round(seconds, 6), "agents": agents, "vms": _sums(results), "statistics": counted}
+    told = {"statistics": counted, "tables": tables_json(tables)}
+    return {"version": 1, "seconds": round(seconds, 6), "agents": agents, "vms": _sums(results), **told}
 
 
 def _sums(results: list[Result]) -> dict[str, int]:
