@@ -66,9 +66,9 @@ async def restore(folder: Path, rounds: int) -> None:
         cell = group._hosts[0].cell
         original = cell.restore
 
-        def noted(vm: int, pid: int) -> None:
+        def noted(*arguments: Any) -> None:
             commanded.append(time.monotonic_ns())
-            original(vm, pid)
+            original(*arguments)
 
         cell.restore = noted  # type: ignore[method-assign]
         for _ in range(rounds + 3):
