@@ -46,6 +46,7 @@ async def answer(flow: MemoryFlow) -> dict[str, object]:
 def test_a_late_preface_is_found_wherever_it_stands(before: bytes, after: bytes) -> None:
     assert preface.late(before) == -1 or preface.MAGIC in before
     assert preface.late(before + frame() + after) == len(before)
+    assert preface.late(before * 100 + frame()) == 100 * len(before)
     assert preface.late(preface.MAGIC + before) == -1 or before[4:].startswith(b'{"server_name":')
 
 

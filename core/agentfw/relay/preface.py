@@ -15,7 +15,8 @@ from ..upstream import TlsInfo
 
 MAGIC = b"\0AFWTLS1"
 MAX_LENGTH = 65536
-_BEGINS = b'{"server_name":'
+_BEGINS, _ENDS = b'{"server_name":', b"}"
+_BEFORE = 4096
 _CONNECTING = frozenset({ECONNREFUSED, ECONNRESET, EHOSTUNREACH, ENETUNREACH, ETIMEDOUT})
 """What a native program's connect() would have failed with."""
 
@@ -84,12 +85,17 @@ def declined() -> bytes:
 
 
 def late(buffer: bytes | bytearray) -> int:
-    """Where in a stream that is already relayed a preface seems to begin, -1 if nowhere."""
-    at = buffer.find(MAGIC)
+    """Where in a piece of a stream that is already relayed a preface seems to begin, -1 if nowhere.
+
+    Nothing follows a preface, so a piece either ends with it or, if the ring had no room for all of it, has little before it:
+    looking at every byte of what is relayed would cost as much as relaying it.
+    """
+    end = len(buffer) if buffer.endswith(_ENDS) else _BEFORE + len(MAGIC)
+    at = buffer.find(MAGIC, 0, end)
     while at >= 0:
         if buffer.startswith(_BEGINS, at + len(MAGIC) + 4) and int.from_bytes(buffer[at + len(MAGIC) :][:4]) <= MAX_LENGTH:
             return at
-        at = buffer.find(MAGIC, at + 1)
+        at = buffer.find(MAGIC, at + 1, end)
     return -1
 
 
