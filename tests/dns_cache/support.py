@@ -13,7 +13,9 @@ import dns.rcode
 import dns.rdatatype
 import dns.rrset
 import dnslib
+import pytest
 from agentfw.agents import Agent
+from agentfw.errors import Denied
 from agentfw.mock_dns import MockDNS
 from agentfw.testing import make_agent
 from agentfw_dns_cache import DnsConfig, Plugin
@@ -45,6 +47,12 @@ class Bench:
         assert query.is_response(reply)
         assert reply.flags & dns.flags.RA
         return reply
+
+    async def denied(self, name: str, *, agent: Agent = ALICE) -> Denied:
+        """The refusal that the core turns into REFUSED with an extended error."""
+        with pytest.raises(Denied) as caught:
+            await self.ask(name, agent=agent)
+        return caught.value
 
     async def raw(self, query: bytes, agent: Agent = ALICE, name: str | None = None) -> bytes:
         if name is None:

@@ -12,11 +12,17 @@ import dns.rcode
 import dns.rdatatype
 import dns.rrset
 import pytest
+from agentfw.agents import ExitReport
 from agentfw.config import Config
 from agentfw.errors import ConfigError
-from agentfw_dns_cache import DnsConfig
+from agentfw.hookspecs import hookimpl
+from agentfw.mock_dns import MockDNS
+from agentfw.relay import dns as relay
+from agentfw.reports import AuditEvent
+from agentfw.testing import make_agent, make_runtime
+from agentfw_dns_cache import DnsConfig, Plugin
 
-from .support import BOB, Bench, bench
+from .support import ALICE, BOB, Bench, bench
 
 
 @pytest.mark.parametrize(
@@ -64,12 +70,13 @@ async def test_the_judged_name_is_the_one_that_is_asked(b: Bench) -> None:
 async def test_floods_and_long_names_are_limited(b: Bench) -> None:
     for i in range(20):
         await b.ask(f"n{i}.test")
-    assert (await b.ask("n20.test")).rcode() == dns.rcode.REFUSED
+    denied = await b.denied("n20.test")
+    assert (denied.rule, denied.status, denied.retry_after) == ("dns.agent_rate", 429, 1.0)
     assert (await b.ask("n0.test")).rcode() == dns.rcode.NXDOMAIN  # what is in the cache costs nothing
     assert (await b.ask("api.test", agent=BOB)).rcode() == dns.rcode.NOERROR
     b.clock.now += 1
     assert (await b.ask("n21.test")).rcode() == dns.rcode.NXDOMAIN
-    assert (await b.ask("x" * 63 + ".test", agent=BOB)).rcode() == dns.rcode.REFUSED
+    assert (await b.denied("x" * 63 + ".test", agent=BOB)).rule == "dns.name_length"
     assert sum(b.dns.queries.values()) == 22
 
 
@@ -97,3 +104,60 @@ def test_bad_configuration_names_the_key(table: dict[str, Any], key: str) -> Non
     with pytest.raises(ConfigError) as caught:
         Config({"dns": table}).plugin("dns", DnsConfig)
     assert caught.value.key == key
+
+
+def test_limits_hold_for_all_types_are_told_and_audited() -> None:
+    """Fall-through obeys policy and limits first: what the cache does not keep is no way around them."""
+    events: list[AuditEvent] = []
+
+    class Audit:
+        @hookimpl
+        def dial(self) -> bool:
+            return True
+
+        @hookimpl
+        def audit(self, event: AuditEvent) -> None:
+            events.append(event)
+
+    async def run() -> None:
+        async with MockDNS({"api.test": "192.0.2.1"}) as server:
+            config = DnsConfig(upstream=(server.address,), agent_burst=4, agent_rate=0.001, name_length=30)
+            runtime = make_runtime(Plugin(config), Audit())
+
+            async def ask(name: str, qtype: str) -> dns.message.Message:
+                query = dns.message.make_query(name, qtype, use_edns=0)
+                return dns.message.from_wire(await relay.answer(runtime, ALICE, query.to_wire(), udp=True) or b"")
+
+            for qtype in ("A", "TXT", "TYPE65400", "DNSKEY", "MX"):
+                long = await ask(f"{'secret' * 5}.api.test", qtype)
+                assert (long.rcode(), long.options[0].to_text()[:7]) == (dns.rcode.REFUSED, "EDE 15 ")
+            assert [await ask("api.test", qtype) for qtype in ("A", "TXT", "DNSKEY", "MX")]
+            for qtype in ("AAAA", "TXT", "TYPE65400", "SRV"):
+                denied = await ask("api.test", qtype)
+                assert denied.rcode() == dns.rcode.REFUSED and "dns.agent_rate" in denied.options[0].to_text()
+            assert (await ask("api.test", "A")).rcode() == dns.rcode.NOERROR  # it is in the cache
+            assert sum(server.queries.values()) == 4
+            statistics = runtime.statistics()
+            assert (statistics["dns.limited"], statistics["dns.refused"], statistics["core.dns_denied"]) == (4, 5, 9)
+        assert [event.rule for event in events] == ["dns.name_length"] * 5 + ["dns.agent_rate"] * 4
+        assert {(event.kind, event.plugin, event.agent_id) for event in events} == {("denied", "dns", ALICE.id)}
+
+    asyncio.run(run())
+
+
+@bench(agent_burst=1000)
+async def test_nothing_is_kept_of_agents_that_have_ended(b: Bench) -> None:
+    for number in range(50):
+        agent = make_agent(f"agent{number}")
+        await b.ask(f"n{number}.test", agent=agent)
+        b.plugin.exit(agent, ExitReport("code"))
+        await b.ask(f"late{number}.test", agent=agent)
+    assert b.plugin._agents == {}
+
+
+@bench(pending=2, agent_pending=10)
+async def test_all_questions_under_way_are_bounded(b: Bench) -> None:
+    for number in range(4):
+        b.dns.set(f"slow{number}.test", "A", "192.0.2.1", delay=0.2)
+    replies = await asyncio.gather(*(b.ask(f"slow{number}.test") for number in range(4)))
+    assert sorted(int(reply.rcode()) for reply in replies) == [0, 0, 2, 2]

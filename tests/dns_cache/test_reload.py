@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
+import dns.message
 import dns.rcode
 import msgspec
 import pytest
+from agentfw.config import load_config
 from agentfw.errors import ConfigError
 from agentfw.mock_dns import MockDNS
 
 from .support import BOB, Bench, addresses, bench
+from .test_overrides import resolved, runtime_with
 
 
 def change(b: Bench, **config: Any) -> None:
@@ -58,9 +62,9 @@ async def test_upstreams_change_from_the_next_question_on(b: Bench) -> None:
 
 @bench(agent_burst=3, agent_rate=0.001)
 async def test_limits_change_and_shrink_the_cache(b: Bench) -> None:
-    for i in range(4):
+    for i in range(3):
         await b.ask(f"n{i}.test")
-    assert (await b.ask("n3.test")).rcode() == dns.rcode.REFUSED
+    assert (await b.denied("n3.test")).rule == "dns.agent_rate"
     assert b.statistics()["entries"] == 3
     change(b, agent_burst=100, agent_rate=100.0, entries=2, agent_entries=2)
     b.clock.now += 1
@@ -69,7 +73,7 @@ async def test_limits_change_and_shrink_the_cache(b: Bench) -> None:
     change(b, agent_entries=1)
     assert b.statistics()["entries"] == 1
     change(b, name_length=8)
-    assert (await b.ask("longer.test", agent=BOB)).rcode() == dns.rcode.REFUSED
+    assert (await b.denied("longer.test", agent=BOB)).rule == "dns.name_length"
 
 
 @bench
@@ -95,3 +99,35 @@ def test_what_cannot_be_is_refused_and_changes_nothing(config: dict[str, Any]) -
         assert addresses(await b.ask("api.test")) == ["192.0.2.1"]
 
     run()
+
+
+def test_files_are_read_again_and_a_bad_one_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Through `Runtime.reload()`, the table being the same."""
+
+    async def run() -> None:
+        (tmp_path / "hosts").write_text("192.0.2.10 one.test\n")
+        runtime = runtime_with(tmp_path, "[dns]\nupstream = []\nhosts_files = ['hosts']\n")
+        await runtime.start()
+
+        async def told() -> list[str]:
+            return addresses(dns.message.from_wire(await resolved(runtime, "one.test")))
+
+        assert await told() == ["192.0.2.10"]
+        (tmp_path / "hosts").write_text("192.0.2.11 one.test\n")
+        assert await told() == ["192.0.2.10"]
+        await runtime.reload(load_config(tmp_path / "agentfw.toml"))
+        assert await told() == ["192.0.2.11"]
+        (tmp_path / "hosts").write_text("nonsense one.test\n")
+        await runtime.reload(load_config(tmp_path / "agentfw.toml"))
+        assert await told() == ["192.0.2.11"] and "hosts:1: bad" in caplog.text
+        (tmp_path / "agentfw.toml").write_text("[dns]\nupstream = []\nhosts = { 'one.test' = '192.0.2.12' }\n")
+        assert (await runtime.reload(load_config(tmp_path / "agentfw.toml"))).tables == ("dns",)
+        assert await told() == ["192.0.2.12"]
+        (tmp_path / "agentfw.toml").write_text("[dns]\nupstream = ['x']\n")
+        with pytest.raises(ConfigError) as caught:
+            await runtime.reload(load_config(tmp_path / "agentfw.toml"))
+        assert (caught.value.key, caught.value.line) == ("dns.upstream.0", 2)
+        assert await told() == ["192.0.2.12"]
+        await runtime.stop()
+
+    asyncio.run(run())

@@ -325,6 +325,10 @@ async def test_prefetching_costs_the_agent_whose_hits_it_is_for(b: Bench) -> Non
         b.clock.now += 9.5
         await b.ask("api.test")
         await b.settled()
+        if b.dns.asked("api.test") == 3:
+            break
+    b.clock.now += 10.5
+    assert (await b.denied("api.test")).rule == "dns.agent_rate"
     assert b.dns.asked("api.test") == 3
 
 

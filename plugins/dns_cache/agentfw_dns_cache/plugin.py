@@ -33,6 +33,7 @@ STALE_TTL = 30
 PREFETCH = 0.9
 """Part of its life after which an answer in use is renewed."""
 MAX_FAILURES = 4096
+MAX_GONE = 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +76,8 @@ class Plugin:
         self._shapes = self.cache.shapes
         self._hits = 0
         self._agents: dict[str, _AgentState] = {}
+        self._gone: dict[str, None] = {}
+        """Agents that ended last, oldest first: nothing is kept for what still comes of them."""
         self._inflight: dict[bytes, asyncio.Task[_Outcome]] = {}
         self._failures: dict[bytes, _Failure] = {}
         self._overrides = Overrides.make(config.hosts)
@@ -117,6 +120,14 @@ class Plugin:
 
         return commit
 
+    @hookimpl
+    def reloaded(self) -> None:
+        """Files may say something else though the table does not; if they cannot be read, it goes on with what they said."""
+        try:
+            self.reconfigure(self.config)()
+        except ConfigError as error:
+            log.error("dns.%s: %s; going on with what there was", error.key, error.message)
+
     def _exchange(self, config: DnsConfig) -> Exchange:
         found = system_servers() if config.upstream is None else servers(config.upstream)
         return Exchange(found, config.timeout, config.rounds, self.counters)
@@ -141,6 +152,9 @@ class Plugin:
 
     @hookimpl
     def exit(self, agent: Agent, report: ExitReport) -> None:
+        self._gone[agent.id] = None
+        if len(self._gone) > MAX_GONE:
+            del self._gone[next(iter(self._gone))]
         self._agents.pop(agent.id, None)
         self.cache.owner_gone(agent.id)
         self._pool.forget(agent.id)
@@ -149,9 +163,9 @@ class Plugin:
     def stand_in(self, agent: Agent, name: str, qtype: int) -> tuple[str, ...] | None:
         if not self._synthetic:
             return None
-        if len(name) > self.config.name_length:
-            self.counters["refused"] += 1
-            raise Denied("dns.name_length", "the name is too long")
+        self._check_length(name)
+        if agent.id in self._gone:
+            raise ResolveError(name, "the agent has ended")
         try:
             found = self._pool.addresses(agent.id, name, qtype)
         except Full as error:
@@ -211,9 +225,7 @@ class Plugin:
             return refusal.reply
         if query.name != name:  # policy has judged `name`
             raise ValueError("the query is for another name than the hook's argument")
-        if len(query.name) > self.config.name_length:
-            self.counters["refused"] += 1
-            return self._error(query, wire.REFUSED, (wire.EDE_PROHIBITED, "the name is too long"))
+        self._check_length(name)
         override = self._override(query)
         if override is not None:
             return override
@@ -236,10 +248,13 @@ class Plugin:
             self.counters["limited"] += 1
             return self._error(query, wire.SERVFAIL, (wire.EDE_OTHER, "too many questions of this agent are waiting"))
         if task is None:
-            limit = self._limited(state, now)
-            if limit:
+            if len(self._inflight) >= self.config.pending:
                 self.counters["limited"] += 1
-                return self._error(query, wire.REFUSED, (wire.EDE_PROHIBITED, limit))
+                return self._error(query, wire.SERVFAIL, (wire.EDE_OTHER, "too many questions are waiting"))
+            if not self._take_token(state, now):
+                self.counters["limited"] += 1
+                wait = (1 - state.tokens) / self.config.agent_rate
+                raise Denied("dns.agent_rate", "this agent asks for too many names", status=429, retry_after=wait)
             if not self.exchange.servers and self.config.upstream is None:
                 self.counters["passed"] += 1
                 return None  # the host has no resolvers that could be asked by hand; the native stack may have other ways
@@ -260,20 +275,25 @@ class Plugin:
     def _state(self, agent: Agent, now: float) -> _AgentState:
         state = self._agents.get(agent.id)
         if state is None:
-            state = self._agents[agent.id] = _AgentState(tokens=self.config.agent_burst, filled=now)
+            state = _AgentState(tokens=self.config.agent_burst, filled=now)
+            if agent.id not in self._gone:
+                self._agents[agent.id] = state
         return state
 
-    def _limited(self, state: _AgentState, now: float) -> str:
-        """Why this agent may not ask upstream now; "" if it may."""
+    def _check_length(self, name: str) -> None:
+        if len(name) > self.config.name_length:
+            self.counters["refused"] += 1
+            raise Denied("dns.name_length", f"the name has {len(name)} characters")
+
+    def _take_token(self, state: _AgentState, now: float) -> bool:
+        """For a question that this agent has sent upstream; False: it has none left."""
         config = self.config
-        if len(self._inflight) >= config.pending:
-            return "too many questions are waiting"
         state.tokens = min(config.agent_burst, state.tokens + (now - state.filled) * config.agent_rate)
         state.filled = now
         if state.tokens < 1:
-            return "this agent asks for too many names"
+            return False
         state.tokens -= 1
-        return ""
+        return True
 
     def _start(self, query: wire.Query, owner: str) -> asyncio.Task[_Outcome]:
         """A task of its own: whoever asked first may go away, the others still get the answer."""
@@ -362,7 +382,9 @@ class Plugin:
         if not self.config.prefetch or query.key in self._inflight:
             return
         failure = self._failures.get(query.key)
-        if (failure is None or failure.until <= now) and not self._limited(self._state(agent, now), now):
+        if failure is not None and failure.until > now:
+            return
+        if len(self._inflight) < self.config.pending and self._take_token(self._state(agent, now), now):
             self.counters["prefetched"] += 1
             self._start(query, entry.owner)
 
