@@ -363,3 +363,35 @@ async def test_the_no_is_told_with_the_ttl_that_it_has_and_counts_down(b: Bench)
         b.clock.now += age
         assert [rrset.ttl for rrset in (await b.ask("none.test")).authority] == [{0: 100, 40: 60, 59: 1}[age]]
     assert b.dns.asked("none.test") == 1
+
+
+@bench
+async def test_a_name_that_does_not_exist_has_no_other_types_either(b: Bench) -> None:
+    """RFC 2308, 5: an NXDOMAIN is for the name. An alias's target that does not exist says nothing about the alias."""
+    assert (await b.ask("none.test")).rcode() == dns.rcode.NXDOMAIN
+    for qtype in ("AAAA", "HTTPS", "TXT", "AAAA"):
+        reply = await b.ask("NONE.test", qtype)
+        assert reply.rcode() == dns.rcode.NXDOMAIN and reply.authority[0].ttl == 60
+    assert sum(b.dns.queries.values()) == 1
+    await b.ask("none.test", want_dnssec=True)
+    await b.ask("below.none.test")
+    assert sum(b.dns.queries.values()) == 3
+    b.clock.now += 61
+    b.dns.set("none.test", "AAAA", "2001:db8::1")
+    assert addresses(await b.ask("none.test", "AAAA")) == ["2001:db8::1"]
+    b.dns.set("alias.test", "A", rcode=3, extra=("alias.test. 60 IN CNAME gone.test.",))
+    b.dns.set("alias.test", "CNAME", "gone.test.")
+    assert (await b.ask("alias.test")).rcode() == dns.rcode.NXDOMAIN
+    assert (await b.ask("alias.test", "CNAME")).rcode() == dns.rcode.NOERROR
+
+
+@bench
+async def test_news_of_a_name_ends_that_it_does_not_exist(b: Bench) -> None:
+    await b.ask("new.test", "A")
+    b.clock.now += 30
+    b.dns.set("new.test", "AAAA", "2001:db8::1")
+    assert (await b.ask("new.test", "AAAA")).rcode() == dns.rcode.NXDOMAIN
+    b.clock.now += 31
+    assert addresses(await b.ask("new.test", "AAAA")) == ["2001:db8::1"]
+    assert (await b.ask("new.test", "A")).rcode() == dns.rcode.NOERROR
+    assert b.dns.asked("new.test", "A") == 2

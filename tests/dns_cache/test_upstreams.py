@@ -60,6 +60,13 @@ async def test_without_edns_for_old_servers(b: Bench) -> None:
     b.dns.set("api.test", "A", "192.0.2.1", no_edns=True)
     assert addresses(await b.ask("api.test")) == ["192.0.2.1"]
     assert b.dns.asked("api.test") == 2
+    b.dns.set("b.test", "A", "192.0.2.1")
+    await b.ask("b.test")
+    assert dns.message.from_wire(b.dns.seen[-1]).edns == -1  # it is remembered,
+    b.plugin.exchange.servers[0].plain_until -= 3600
+    b.dns.set("c.test", "A", "192.0.2.1")
+    await b.ask("c.test")
+    assert dns.message.from_wire(b.dns.seen[-1]).edns == 0  # but not for ever: a forged FORMERR must not be
 
 
 def test_the_next_server_is_asked() -> None:

@@ -115,16 +115,17 @@ def test_the_cache_keeps_its_books(steps: list[tuple[int, int, int, bool]]) -> N
     """Whatever is put, used and left: sums agree, and no bound is passed."""
     cache = Cache(capacity=40, share=12)
     queries = [wire.parse_query(bytes(dnslib.DNSRecord.question(f"n{number}.test").pack())) for number in range(61)]
-    reply = wire.Reply(b"\0" * 40, 28, 0, False, False, (), 0, True, None, False)
+    there = wire.Reply(b"\0" * 40, 0, False, False, (), 0, True, None, False)
+    gone = wire.Reply(b"\0" * 40, 3, False, False, (), 0, False, 5, False)
     for owner, number, cost, used in steps:
-        key = struct.pack("!I", number)
+        key = queries[number // 2].key[:-5] + struct.pack("!HHB", number % 2, 1, 0)  # two types of each name
         if used and key in cache.entries:
             cache.used_by(cache.entries[key], f"agent{owner}")
             cache.remember_shape(cache.entries[key], queries[number], b"\0\0" + key, 5.0)
         elif number == 60:
             cache.owner_gone(f"agent{owner}")
         else:
-            cache.put(Entry(key, reply, 0.0, 9.0, 8.0, f"agent{owner}", cost))
+            cache.put(Entry(key, gone if cost % 3 == 0 else there, 0.0, 9.0, 8.0, f"agent{owner}", cost))
         costs: dict[str, int] = {}
         for entry in cache.entries.values():
             costs[entry.owner] = costs.get(entry.owner, 0) + entry.cost
@@ -132,4 +133,6 @@ def test_the_cache_keeps_its_books(steps: list[tuple[int, int, int, bool]]) -> N
         assert all(cost <= 12 for name, cost in costs.items() if name)
         assert {name: share.cost for name, share in cache._shares.items()} == costs
         assert {id(shape.entry) for shape in cache.shapes.values()} <= {id(entry) for entry in cache.entries.values()}
+        assert all(entry.reply.no_name and cache.entries[entry.key] is entry for entry in cache._no_names.values())
+        assert cache.bytes == 40 * len(cache) + sum(len(shape.answer) for shape in cache.shapes.values())
         assert sum(len(entry.shapes) for entry in cache.entries.values()) == len(cache.shapes)

@@ -62,6 +62,8 @@ class Cache:
         self.shapes: dict[bytes, Shape] = {}
         """Fast path: by the query's bytes behind the ID."""
         self.entries: dict[bytes, Entry] = {}
+        self._no_names: dict[bytes, Entry] = {}
+        """Entries that say that there is no such name, whatever the type, by `_name_key()`."""
         self.cost = 0
         self.bytes = 0
         """Of replies, and of answers that are ready."""
@@ -80,6 +82,11 @@ class Cache:
         shape.entry.hits += 1
         return query[:2] + shape.answer
 
+    def no_name(self, key: bytes) -> Entry | None:
+        """The entry by which the question's name does not exist: an NXDOMAIN counts for all types (RFC 2308, 5). It says nothing
+        about names below it: RFC 8020 holds for zones that keep to it, which only their signatures could tell."""
+        return self._no_names.get(_name_key(key))
+
     def put(self, entry: Entry) -> None:
         """Store, in place of what had the same key."""
         old = self.entries.get(entry.key)
@@ -91,6 +98,10 @@ class Cache:
         if entry.cost > self.capacity or (entry.owner != COMMON and entry.cost > self.share):
             return
         self.entries[entry.key] = entry
+        if entry.reply.no_name:
+            self._no_names[_name_key(entry.key)] = entry
+        else:
+            self._no_names.pop(_name_key(entry.key), None)
         share = self._add(entry, entry.owner)
         self.cost += entry.cost
         self.bytes += len(entry.reply.wire)
@@ -173,6 +184,8 @@ class Cache:
     def _remove(self, entry: Entry) -> None:
         self._take(entry)
         del self.entries[entry.key]
+        if self._no_names.get(_name_key(entry.key)) is entry:
+            del self._no_names[_name_key(entry.key)]
         self.cost -= entry.cost
         self.bytes -= len(entry.reply.wire)
         self._drop_shapes(entry)
@@ -205,3 +218,8 @@ class Cache:
             heapq.heappop(self._largest)
             if share:
                 heapq.heappush(self._largest, (-share.cost, owner))
+
+
+def _name_key(key: bytes) -> bytes:
+    """A question's key without its type."""
+    return key[:-5] + key[-1:]

@@ -15,6 +15,8 @@ from . import wire
 
 log = logging.getLogger("agentfw.dns")
 
+PLAIN = 3600.0
+"""Seconds for which a server that does not understand EDNS is asked without."""
 PENALTY = 10.0
 """Seconds for which a server that failed is asked last."""
 
@@ -31,7 +33,8 @@ class UpstreamFailed(Exception):
 class Server:
     address: str
     port: int
-    edns: bool = True
+    plain_until: float = float("-inf")
+    """Loop time up to which it is asked without EDNS, since it did not understand it."""
     failed_at: float = float("-inf")
 
     def __str__(self) -> str:
@@ -93,14 +96,15 @@ class Exchange:
 
     async def _ask_server(self, server: Server, query: wire.Query) -> wire.Reply:
         message_id = secrets.randbits(16)
-        edns = server.edns or query.do
+        now = asyncio.get_running_loop().time()
+        edns = now >= server.plain_until or query.do
         message = wire.upstream_query(query, message_id, edns=edns)
         try:
             reply = await self._udp(server, message, query, message_id)
         except _UseTcp:
             reply = await self._tcp(server, message, query, message_id)
         if reply.rcode in (wire.FORMERR, wire.NOTIMP) and edns and not reply.edns and not query.do:
-            server.edns = False  # from before RFC 2671
+            server.plain_until = now + PLAIN  # from before RFC 2671, or somebody made it look so
             return await self._ask_server(server, query)
         return reply
 

@@ -236,6 +236,11 @@ class Plugin:
             entry.hits += 1
             self.counters["hits" if entry.reply.positive else "negative_hits"] += 1
             return self._answer(agent, query, entry, now)
+        no_name = self.cache.no_name(query.key)
+        if no_name is not None and now < no_name.expires:
+            no_name.hits += 1
+            self.counters["negative_hits"] += 1
+            return self._answer(agent, query, no_name, now)
         failure = self._failures.get(query.key)
         if failure is not None and now < failure.until:
             if entry is not None and failure.rcode == wire.SERVFAIL and self._may_be_stale(entry, now):

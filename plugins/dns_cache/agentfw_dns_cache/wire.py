@@ -149,6 +149,11 @@ class Reply:
     def positive(self) -> bool:
         return self.rcode == NOERROR and self.has_type
 
+    @property
+    def no_name(self) -> bool:
+        """It says that the very name asked for does not exist (with an alias in the answer, it is the alias's target)."""
+        return self.rcode == NXDOMAIN and not self.answers
+
     def lifetime(self, low: int, high: int, negative_high: int) -> int | None:
         """Seconds that it may be kept, clamped; None: not at all."""
         if self.failed or self.truncated:
