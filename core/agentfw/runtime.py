@@ -245,7 +245,7 @@ class Runtime:
             questions = [self._ask(agent, destination.host, qtype) for qtype in (dns_wire.A, dns_wire.AAAA)]
             answers = await asyncio.gather(*questions, return_exceptions=True)
             for answer in answers:
-                if isinstance(answer, BaseException) and not isinstance(answer, UpstreamError):
+                if isinstance(answer, BaseException) and not isinstance(answer, (UpstreamError, Denied)):
                     raise answer
             found = [answer for answer in answers if isinstance(answer, list)]
             candidates = _interleaved(found)
@@ -277,7 +277,10 @@ class Runtime:
             verdict = self.plugins.dial(agent, destination, address)
         if verdict is False:
             raise Denied("dial", f"{address} is not permitted for {destination.host}", "policy")
-        if verdict is None and (not addresses.is_public(address) or addresses.is_own(address)):
+        if verdict is not None:
+            return
+        own = any(addresses.is_own(each) for each in (address, *addresses.embedded(address)))
+        if own or not addresses.is_public(address):
             raise Denied("addresses: public only", f"{address} (for {destination.host}) is not on the public internet", "core")
 
     async def dial(self, agent: Agent, destination: Destination, seconds: float = 30.0) -> socket.socket:

@@ -15,7 +15,7 @@ import dns.rdatatype
 import dns.reversename
 import dns.rrset
 import pytest
-from agentfw import Agent, Denied, Destination, dns_reply, hookimpl
+from agentfw import Agent, Denied, Destination, addresses, dns_reply, hookimpl
 from agentfw import dns_wire as wire
 from agentfw.relay import dns as relay
 from agentfw.runtime import Runtime
@@ -133,6 +133,29 @@ def test_rebinding_by_aaaa_records_in_every_embedding_is_refused(address: str) -
     assert message.rcode() == dns.rcode.REFUSED and not message.answer
     both, _ = ask(zone(f"a.test. AAAA {address}", f"a.test. AAAA {PUBLIC6}"), "AAAA")
     assert texts(both) == [f"a.test. AAAA {PUBLIC6}"]
+
+
+@pytest.mark.parametrize("address", ["64:ff9b::5db8:d822", "2606:2800:220:1:0:5efe:5db8:d822"])
+def test_the_hosts_own_public_address_is_met_in_every_embedding(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    assert texts(ask(zone(f"a.test. AAAA {address}"), "AAAA")[0]) == [f"a.test. AAAA {address}"]
+    monkeypatch.setattr(addresses, "is_own", lambda each: each == PUBLIC)
+    assert ask(zone(f"a.test. AAAA {address}"), "AAAA")[0].rcode() == dns.rcode.REFUSED
+
+
+@async_test
+async def test_a_denied_question_for_one_kind_of_address_leaves_the_other() -> None:
+    class Half(Resolver):
+        @hookimpl
+        def resolve(self, name: str, qtype: int, query: bytes) -> bytes:
+            if qtype == wire.AAAA:
+                raise Denied("a rate", "")
+            return self.reply(dns.message.from_wire(query))
+
+    runtime = make_runtime(Half(zone(f"a.test. A {PUBLIC}")))
+    assert await runtime.resolve_addresses(AGENT, Destination("tcp", "a.test", 80)) == [PUBLIC]
+    runtime = make_runtime(Half(zone()))
+    with pytest.raises(Denied, match="a rate"):
+        await runtime.resolve_addresses(AGENT, Destination("tcp", "a.test", 80))
 
 
 def test_rebinding_at_the_end_of_a_chain_of_aliases_is_refused() -> None:
