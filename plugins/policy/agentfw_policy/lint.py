@@ -56,6 +56,9 @@ def _of_rules(profile: Profile) -> Iterator[Note]:
             continue  # inherited: told where it is written
         if rule.action == "allow":
             stronger = denies.covering(rule)
+            if stronger is not None and stronger.conditional:
+                yield Note(rule.key, f"{rule.title}: every request that it allows is denied by {stronger.title}")
+                continue
             if stronger is not None:
                 yield Note(rule.key, f"{rule.title}: has no effect, since {stronger.title} denies all of it")
                 continue
@@ -161,14 +164,15 @@ class _Rules:
         for i, other, by in candidates:
             if other is rule or not _covers(other, by, rule, pattern):
                 continue
-            if self._order.get(rule.key, -1) < i and _same_host(by, pattern) and _covers(rule, pattern, other, by):
+            first = other.action == rule.action and self._order.get(rule.key, -1) < i
+            if first and _same_host(by, pattern) and _covers(rule, pattern, other, by):
                 continue  # the same: the later one is told
             yield other
 
     @staticmethod
     def _below(outer: Pattern | None, pattern: Pattern) -> bool:
         """`outer`, found for the name "example.com", has every name that "*.example.com" has."""
-        return outer is None or outer.place == "" or outer.place == pattern.place or pattern.place.endswith(outer.place)
+        return outer is None or outer.place == "" or (outer.place.startswith(".") and pattern.place.endswith(outer.place))
 
 
 def _same_host(one: Pattern | None, other: Pattern | None) -> bool:

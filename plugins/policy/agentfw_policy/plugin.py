@@ -224,10 +224,11 @@ class Plugin:
                 account = self._shared[name] = Account(
                     who, profile.shared_limits, mode == "report", now, partial(self._exceeded, None)
                 )
-            if account is not None and account.limits:
+            if account is not None:
                 shared.append(account)
         before = state.accounts
-        state.accounts = [*((state.account,) if state.account is not None and state.account.limits else ()), *shared]
+        # Also those without limits any more: they may get some again, and what was used meanwhile counts.
+        state.accounts = [*((state.account,) if state.account is not None else ()), *shared]
         self._detach(state, [account for account in before if account not in state.accounts])
         self._attach(state)
         rules = {rule.identity: rule for rule in state.rules.rules if rule.limited}
@@ -240,17 +241,17 @@ class Plugin:
 
     def _attach(self, state: _State) -> None:
         """Have the core count for the agent's accounts, its flows that are open included."""
-        if self._runtime is None:
-            return
+        if state.traffic is None and self._runtime is not None and state.accounts:
+            state.traffic = self._runtime.traffic(state.agent)
         for account in state.accounts:
-            if state.traffic is None:
-                state.traffic = self._runtime.traffic(state.agent)
             if account not in state.counted:
                 state.counted.add(account)
                 account.requests += state.requests
-                account.meter.up += state.traffic.up
-                account.meter.down += state.traffic.down
-            state.traffic.attach(account.meter)
+                if state.traffic is not None:
+                    account.meter.up += state.traffic.up
+                    account.meter.down += state.traffic.down
+            if state.traffic is not None:
+                state.traffic.attach(account.meter)
 
     @staticmethod
     def _detach(state: _State, accounts: Iterable[Account]) -> None:
