@@ -20,7 +20,7 @@ from agentfw.mock_dns import MockDNS
 from agentfw.relay import dns as relay
 from agentfw.reports import AuditEvent
 from agentfw.testing import make_agent, make_runtime
-from agentfw_dns_cache import DnsConfig, Plugin
+from agentfw_dns_cache import DnsConfig, Plugin, wire
 
 from .support import ALICE, BOB, Bench, bench
 
@@ -161,3 +161,31 @@ async def test_all_questions_under_way_are_bounded(b: Bench) -> None:
         b.dns.set(f"slow{number}.test", "A", "192.0.2.1", delay=0.2)
     replies = await asyncio.gather(*(b.ask(f"slow{number}.test") for number in range(4)))
     assert sorted(int(reply.rcode()) for reply in replies) == [0, 0, 2, 2]
+
+
+@bench
+async def test_an_agent_with_many_slow_questions_leaves_room_for_others(b: Bench) -> None:
+    """Two hundred names at once, as an asynchronous resolver asks them: all are answered, 64 at a time; others need not wait."""
+    gate = asyncio.Event()
+    under_way = 0
+    real = b.plugin.exchange.ask
+
+    async def ask(query: wire.Query) -> wire.Reply:
+        nonlocal under_way
+        under_way += 1
+        if query.name.startswith("slow"):
+            await gate.wait()
+        reply = await real(query)
+        under_way -= 1
+        return reply
+
+    b.plugin.exchange.ask = ask  # type: ignore[method-assign]
+    flood = [asyncio.ensure_future(b.ask(f"slow{number}.test")) for number in range(200)]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert under_way == 64
+    assert (await b.ask("api.test", agent=BOB)).rcode() == dns.rcode.NOERROR
+    assert under_way == 64 and not any(each.done() for each in flood)
+    gate.set()
+    assert {reply.rcode() for reply in await asyncio.gather(*flood)} == {dns.rcode.NXDOMAIN}
+    assert b.statistics()["limited"] == 0

@@ -28,7 +28,7 @@ MAX_AGENT_PEERS = 256
 """Peers that all sockets of one agent talk to at once: each is a socket of the host's. More are dropped."""
 MAX_QUEUED = 256
 """Datagrams waiting for one peer."""
-MAX_QUESTIONS = 64
+MAX_QUESTIONS = 256
 """DNS questions of one socket being answered at once; more are dropped, as a busy resolver does."""
 PEER_IDLE = 120.0
 """Seconds without a datagram of the guest's after which a peer goes."""

@@ -55,9 +55,9 @@ class DnsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     """Give an expired answer rather than none."""
     stale_wait: Seconds = 1.8
     stale_keep: Seconds = 3600.0
-    agent_pending: Positive = 64
+    agent_pending: Positive = 256
     """Questions of one agent that wait for an upstream."""
-    pending: Positive = 1024
+    pending: Positive = 2048
     agent_rate: Annotated[float, msgspec.Meta(gt=0)] = 50.0
     """Questions a second that one agent may send upstream, on average."""
     agent_burst: Positive = 500

@@ -32,14 +32,18 @@ CACHED_TYPES = frozenset({wire.A, wire.AAAA, wire.CNAME, wire.HTTPS, wire.SVCB})
 STALE_TTL = 30
 PREFETCH = 0.9
 """Part of its life after which an answer in use is renewed."""
+ACTIVE, AGENT_ACTIVE = 256, 64
+"""Questions that are with upstreams at a time (each has a socket), and those of them that one agent asked first. The next ones
+wait, so that an agent with many, or with slow ones, leaves room for the others'."""
 MAX_FAILURES = 4096
 MAX_GONE = 1024
 
 
 @dataclass(slots=True, eq=False)
 class _AgentState:
-    """Of one agent: what it has waiting, and its bucket of upstream questions."""
+    """Of one agent: what it has waiting, how many of its questions are with an upstream, and its bucket of them."""
 
+    slots: asyncio.Semaphore
     pending: int = 0
     tokens: float = 0.0
     filled: float = 0.0
@@ -78,6 +82,7 @@ class Plugin:
         self._agents: dict[str, _AgentState] = {}
         self._gone: dict[str, None] = {}
         """Agents that ended last, oldest first: nothing is kept for what still comes of them."""
+        self._slots = asyncio.Semaphore(ACTIVE)
         self._inflight: dict[bytes, asyncio.Task[_Outcome]] = {}
         self._failures: dict[bytes, _Failure] = {}
         self._overrides = Overrides.make(config.hosts)
@@ -264,7 +269,7 @@ class Plugin:
                 self.counters["passed"] += 1
                 return None  # the host has no resolvers that could be asked by hand; the native stack may have other ways
             self.counters["misses" if query.qtype in CACHED_TYPES else "passed"] += 1
-            task = self._start(query, agent.id)
+            task = self._start(query, agent.id, state)
         else:
             self.counters["coalesced"] += 1
         return self._wait(agent, state, query, entry, task)
@@ -280,7 +285,7 @@ class Plugin:
     def _state(self, agent: Agent, now: float) -> _AgentState:
         state = self._agents.get(agent.id)
         if state is None:
-            state = _AgentState(tokens=self.config.agent_burst, filled=now)
+            state = _AgentState(asyncio.Semaphore(AGENT_ACTIVE), tokens=self.config.agent_burst, filled=now)
             if agent.id not in self._gone:
                 self._agents[agent.id] = state
         return state
@@ -300,9 +305,9 @@ class Plugin:
         state.tokens -= 1
         return True
 
-    def _start(self, query: wire.Query, owner: str) -> asyncio.Task[_Outcome]:
+    def _start(self, query: wire.Query, owner: str, state: _AgentState) -> asyncio.Task[_Outcome]:
         """A task of its own: whoever asked first may go away, the others still get the answer."""
-        task = asyncio.get_running_loop().create_task(self._fetch(query, owner), name=f"dns {query.name}")
+        task = asyncio.get_running_loop().create_task(self._fetch(query, owner, state), name=f"dns {query.name}")
         self._inflight[query.key] = task
         task.add_done_callback(lambda _: self._inflight.pop(query.key, None))
         return task
@@ -335,10 +340,11 @@ class Plugin:
         assert outcome.reply is not None
         return wire.render(outcome.reply, query, 0, 0, self.config.max_ttl)
 
-    async def _fetch(self, query: wire.Query, owner: str) -> _Outcome:
+    async def _fetch(self, query: wire.Query, owner: str, state: _AgentState) -> _Outcome:
         config = self.config
         try:
-            reply = await self.exchange.ask(query)
+            async with state.slots, self._slots:
+                reply = await self.exchange.ask(query)
         except UpstreamFailed as error:
             return self._failed(query, wire.SERVFAIL, "no answer in time" if error.timed_out else "no upstream server answers")
         except Exception:
@@ -389,9 +395,10 @@ class Plugin:
         failure = self._failures.get(query.key)
         if failure is not None and failure.until > now:
             return
-        if len(self._inflight) < self.config.pending and self._take_token(self._state(agent, now), now):
+        state = self._state(agent, now)
+        if len(self._inflight) < self.config.pending and self._take_token(state, now):
             self.counters["prefetched"] += 1
-            self._start(query, entry.owner)
+            self._start(query, entry.owner, state)
 
     def _may_be_stale(self, entry: Entry, now: float) -> bool:
         return self.config.stale and entry.reply.positive and now < entry.expires + self.config.stale_keep
