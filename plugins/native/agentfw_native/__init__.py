@@ -1,30 +1,39 @@
-"""The host's own network stack, behind the same policy: plain TCP and UDP, and names that no other plugin resolves.
+"""The host's own network stack, behind the same policy: plain TCP, HTTP and UDP, and names that no other plugin resolves.
 
 Names go to the host's getaddrinfo(), so /etc/hosts and whatever the host's resolver does count. Addresses are vetted by the core
-(`Runtime.dial`) right before each connect().
+(`Runtime.dial`) right before each connect(). Plain HTTP connections are used again, by the same agent.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import dnslib
 import msgspec
 from agentfw import hookimpl
-from agentfw.errors import ResolveError
+from agentfw.errors import AgentfwError, ConnectError, ResolveError
 
-from .connections import connect_datagram, connect_stream
+from .connections import DatagramUpstream, StreamUpstream, connect_stream
+from .idle import IdleConnections
 
 if TYPE_CHECKING:
     from agentfw import Agent, Destination, TlsRequest, Upstream
+    from agentfw.agents import ExitReport
     from agentfw.runtime import Runtime
+
+__all__ = ["Config", "Plugin", "connect_stream"]
 
 _FAMILIES = {dnslib.QTYPE.A: socket.AF_INET, dnslib.QTYPE.AAAA: socket.AF_INET6}
 _NO_SUCH_NAME = {socket.EAI_NONAME}
 _NO_ADDRESS = {getattr(socket, "EAI_NODATA", -5), getattr(socket, "EAI_ADDRFAMILY", -9)}
+SWEEP = 5.0
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=65_536)]
 
 
 class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -35,6 +44,13 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     ttl: Annotated[int, msgspec.Meta(ge=0, le=86_400)] = 30
     """Seconds that an agent may keep such an answer: getaddrinfo() does not tell the real one."""
     connect_timeout: Annotated[float, msgspec.Meta(gt=0)] = 30.0
+    agent_connections: Count = 256
+    """Open TCP connections of one agent."""
+    agent_datagram_sockets: Count = 256
+    """UDP peers of one agent."""
+    idle_connections: Count = 8
+    """Plain HTTP connections kept open without use, for one agent."""
+    idle_timeout: Annotated[float, msgspec.Meta(gt=0)] = 30.0
 
 
 class Plugin:
@@ -46,11 +62,47 @@ class Plugin:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._runtime: Runtime | None = None
-        self._counters: Counter[str] = Counter(connections=0, datagram_sockets=0, names_resolved=0)
+        self._counters: Counter[str] = Counter(
+            connections=0, datagram_sockets=0, names_resolved=0, reused=0, retired=0, overflow=0
+        )
+        self._open: dict[str, Counter[str]] = {"streams": Counter(), "datagrams": Counter()}
+        """By agent's id."""
+        self._idle = IdleConnections(self._counters)
+        self._timer: asyncio.TimerHandle | None = None
+        self._configure(config)
+
+    def _configure(self, config: Config) -> None:
+        self._config = config
+        self._idle.per_agent = config.idle_connections
+        self._idle.seconds = config.idle_timeout
+
+    def reconfigure(self, config: Config) -> Callable[[], None]:
+        return lambda: self._configure(config)
 
     @hookimpl
     def start(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self._timer = runtime.loop.call_later(SWEEP, self._sweep)
+
+    @hookimpl
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._idle.drop()
+
+    @hookimpl
+    def reloaded(self, runtime: Runtime) -> None:
+        """They are vetted again when they are lent; those that nobody asks for would stay."""
+        self._idle.drop()
+
+    def _sweep(self) -> None:
+        assert self._runtime is not None
+        self._idle.sweep()
+        self._timer = self._runtime.loop.call_later(SWEEP, self._sweep)
+
+    @hookimpl
+    def exit(self, agent: Agent, report: ExitReport) -> None:
+        self._idle.drop(agent.id)
 
     @hookimpl(trylast=True)
     async def resolve(self, name: str, qtype: int, query: bytes) -> bytes | None:
@@ -82,13 +134,65 @@ class Plugin:
         if tls is not None:
             return None
         assert self._runtime is not None, "start() has not been called"
-        sock = await self._runtime.dial(agent, destination, self._config.connect_timeout)
-        if destination.scheme == "udp":
-            self._counters["datagram_sockets"] += 1
-            return await connect_datagram(sock, destination)
-        self._counters["connections"] += 1
-        return await connect_stream(sock, destination)
+        datagrams = destination.scheme == "udp"
+        held = self._open["datagrams" if datagrams else "streams"]
+        limit = self._config.agent_datagram_sockets if datagrams else self._config.agent_connections
+        if held[agent.id] >= limit:
+            self._counters["overflow"] += 1
+            raise ConnectError(destination, errno.EAGAIN, "this agent has too many connections open")
+        held[agent.id] += 1
+        try:
+            return await self._lease(agent, destination, held)
+        except BaseException:
+            _less(held, agent.id)
+            raise
+
+    async def _lease(self, agent: Agent, destination: Destination, held: Counter[str]) -> Upstream:
+        runtime = self._runtime
+        assert runtime is not None
+        kept = self._take(runtime, agent, destination) if destination.scheme == "http" else None
+        if kept is not None:
+            self._counters["reused"] += 1
+        else:
+            self._counters["datagram_sockets" if destination.scheme == "udp" else "connections"] += 1
+        sock = kept or await runtime.dial(agent, destination, self._config.connect_timeout)
+
+        def released(reusable: bool) -> bool:
+            _less(held, agent.id)
+            if not reusable or destination.scheme != "http" or self._timer is None or self._timer.cancelled():
+                return False
+            return self._idle.put(sock, agent.id, destination, upstream.address)
+
+        kind = DatagramUpstream if destination.scheme == "udp" else StreamUpstream
+        try:
+            upstream = kind(sock, destination, released, reused=kept is not None)
+        except OSError as error:  # it was closed at once
+            sock.close()
+            raise ConnectError(destination, error.errno or errno.ECONNRESET) from None
+        return upstream
+
+    def _take(self, runtime: Runtime, agent: Agent, destination: Destination) -> socket.socket | None:
+        while (found := self._idle.take(agent.id, destination)) is not None:
+            sock, address = found
+            try:
+                runtime.check_address(agent, destination, address)
+            except AgentfwError:
+                sock.close()
+                continue
+            return sock
+        return None
 
     @hookimpl
     def statistics(self) -> dict[str, int | float]:
-        return dict(self._counters)
+        return {
+            **self._counters,
+            "idle": len(self._idle),
+            "open": sum(self._open["streams"].values()),
+            "open_datagram_sockets": sum(self._open["datagrams"].values()),
+        }
+
+
+def _less(held: Counter[str], agent: str) -> None:
+    held[agent] -= 1
+    if held[agent] <= 0:
+        del held[agent]
