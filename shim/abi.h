@@ -271,7 +271,7 @@ struct afw_dgram {
     uint16_t len;                    /* payload bytes that follow */
     uint16_t port;                   /* host order; peer's */
     uint16_t family;                 /* AF_INET or AF_INET6 */
-    uint16_t reserved;
+    uint16_t error;                  /* to the guest, len 0: errno that what it sent there met with; else 0 */
     uint8_t addr[16];                /* IPv4 in the first four bytes */
 };
 #endif

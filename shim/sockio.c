@@ -2,17 +2,24 @@
 #include "io.h"
 
 /* ---- datagrams: frames of struct afw_dgram + payload ---- */
-/* The frame to read next: its chan and its head, or 0. */
+/* The frame to read next: its chan and its head, or 0. Errors on the way to it become the socket's, if it is connected (as Linux
+ * has it, others are not told). */
 static struct chan *next_frame(struct sock *s, struct afw_dgram *h)
 {
-    struct chan *c = s->s.rx;
-    if (!chan_used(c))
-        c = s->frx;
-    if (!c || chan_used(c) < FRAME)
-        return 0;
-    chan_raw(c, h, FRAME, 1);
-    h->len = min32(h->len, chan_used(c) - FRAME);
-    return c;
+    for (;;) {
+        struct chan *c = s->s.rx;
+        if (!chan_used(c))
+            c = s->frx;
+        if (!c || chan_used(c) < FRAME)
+            return 0;
+        chan_raw(c, h, FRAME, 1);
+        h->len = min32(h->len, chan_used(c) - FRAME);
+        if (c != s->frx || !h->error)
+            return c;
+        chan_consume(c, FRAME + h->len);
+        if (s->state == S_CONNECTED && h->error < 4096)
+            s->error = h->error;
+    }
 }
 
 /* -> bytes, or the frame's length with MSG_TRUNC */
@@ -21,7 +28,7 @@ static s64 dgram_recv(struct sock *s, struct io *io, u32 msg, struct addr *from,
     u64 deadline = sock_deadline(s, SO_RCVTIMEO);
     struct afw_dgram h;
     struct chan *c;
-    while (!(c = next_frame(s, &h))) {
+    while (!(c = next_frame(s, &h)) || s->error) {
         sock_error(s);
         if (s->shut & 1)
             return 0;
@@ -81,6 +88,8 @@ static s64 dgram_send(struct sock *s, struct io *io, u32 msg, const struct addr 
     if (s->shut & 2)
         broken_pipe(msg);
     for (;;) {
+        struct afw_dgram unread;
+        next_frame(s, &unread);
         sock_error(s);
         c = receiver(s, to, &show);
         if (c && c->dead)
@@ -165,6 +174,8 @@ static u32 sock_poll(struct file *f)
         tx = tx ? tx : s->ftx;
         if (next_frame(s, &h) || s->shut & 1)
             m |= POLLIN | POLLRDNORM;
+        if (s->error)
+            m |= POLLERR | POLLIN | POLLRDNORM;
         if (!tx || tx->dead || chan_room(tx) >= 0x4000)
             m |= POLLOUT | POLLWRNORM;
         return m;

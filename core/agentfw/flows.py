@@ -3,7 +3,18 @@ without a VM."""
 
 from __future__ import annotations
 
+import errno
 from typing import Protocol
+
+_TOLD = frozenset({errno.ECONNREFUSED, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN})
+
+
+def errno_of(error: BaseException) -> int:
+    """What a guest is told of an error on its connection's other side: as if it had met with it itself, else ECONNRESET."""
+    if isinstance(error, TimeoutError):
+        return errno.ETIMEDOUT
+    number = getattr(error, "errno", None)
+    return number if number in _TOLD else errno.ECONNRESET
 
 
 class Flow(Protocol):
@@ -47,8 +58,11 @@ class Flow(Protocol):
     def send_eof(self) -> None:
         """The guest reads end of stream after what was sent."""
 
-    def reset(self) -> None:
-        """ECONNRESET in the guest."""
+    def send_datagram_error(self, error: int, address: str, port: int) -> None:
+        """What the guest sent to that peer met with this errno: told once, in its next call, if its socket is connected."""
+
+    def reset(self, error: int = errno.ECONNRESET) -> None:
+        """This errno in the guest's next call."""
 
     def close(self) -> None:
         """The host is done with it. Idempotent; bytes already sent can still be read by the guest."""

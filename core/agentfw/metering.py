@@ -11,6 +11,7 @@ flow otherwise; a raw flow is reset; datagrams are dropped; the resolver refuses
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 
 from .flows import Flow
@@ -240,8 +241,11 @@ class MeteredFlow:
     def send_eof(self) -> None:
         self.flow.send_eof()
 
-    def reset(self) -> None:
-        self.flow.reset()
+    def send_datagram_error(self, error: int, address: str, port: int) -> None:
+        self.flow.send_datagram_error(error, address, port)
+
+    def reset(self, error: int = errno.ECONNRESET) -> None:
+        self.flow.reset(error)
 
     def close(self) -> None:
         self.flow.close()

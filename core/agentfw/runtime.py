@@ -35,8 +35,8 @@ from .upstream import TlsRequest, Upstream
 MAX_ADDRESSES = 16
 """Addresses of a name that are tried at most."""
 MAX_ENDED = 1024
-CONNECT_TIMEOUT = 10.0
-"""Seconds for one address, when there are more to try; the last one gets all that is left."""
+STAGGER = 0.25
+"""Seconds after which the next address of a name is tried beside the one that does not answer (RFC 8305)."""
 
 log = logging.getLogger("agentfw.runtime")
 
@@ -286,24 +286,53 @@ class Runtime:
     async def dial(self, agent: Agent, destination: Destination, seconds: float = 30.0) -> socket.socket:
         """A connected, non-blocking socket (TCP; UDP for scheme "udp") to a permitted address of `destination`.
 
-        Addresses are tried one after the other, each vetted again right before connect(). The caller owns the socket. Raises
-        ResolveError, ConnectError (errno of the last attempt), Denied, HookError. `seconds`: for all of it.
+        While one address has not answered for STAGGER seconds the next one is tried, too, and the first that answers is taken
+        (RFC 8305). Each is vetted again right before connect(). The caller owns the socket. Raises ResolveError, ConnectError
+        (errno of the last attempt that failed), Denied, HookError. `seconds`: for all of it.
         """
         try:
             async with asyncio.timeout(seconds):
                 candidates = await self.resolve_addresses(agent, destination)
-                failure: OSError | None = None
-                for left, address in reversed(list(enumerate(reversed(candidates)))):
-                    self.check_address(agent, destination, address)
-                    try:
-                        async with asyncio.timeout(CONNECT_TIMEOUT if left else None):
-                            return await self._connect(destination, address)
-                    except OSError as error:  # TimeoutError is one
-                        failure = error
-        except TimeoutError:
-            raise ConnectError(destination, errno.ETIMEDOUT) from None
+                if len(candidates) > 1:
+                    return await self._race(agent, destination, candidates)
+                self.check_address(agent, destination, candidates[0])
+                return await self._connect(destination, candidates[0])
+        except TimeoutError as error:  # the system's ETIMEDOUT is one, too
+            raise ConnectError(destination, error.errno or errno.ETIMEDOUT) from None
+        except OSError as error:
+            raise ConnectError(destination, error.errno or errno.ETIMEDOUT) from None
+
+    async def _race(self, agent: Agent, destination: Destination, candidates: list[str]) -> socket.socket:
+        """OSError of the last attempt that failed."""
+        begun: list[asyncio.Task[socket.socket]] = []
+        running: set[asyncio.Task[socket.socket]] = set()
+        taken: asyncio.Task[socket.socket] | None = None
+        failure: OSError | None = None
+        try:
+            for address in candidates:
+                self.check_address(agent, destination, address)
+                begun.append(self.loop.create_task(self._connect(destination, address)))
+                running.add(begun[-1])
+                last = address is candidates[-1]
+                while running:
+                    done, running = await asyncio.wait(
+                        running, timeout=None if last else STAGGER, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    for task in done:
+                        try:
+                            sock, taken = task.result(), task
+                            return sock
+                        except OSError as error:
+                            failure = error
+                    if not last:
+                        break
+        finally:
+            for task in begun:
+                if task is not taken:
+                    task.add_done_callback(_close_late)
+                    task.cancel()
         assert failure is not None
-        raise ConnectError(destination, failure.errno or errno.ETIMEDOUT)
+        raise failure
 
     async def _connect(self, destination: Destination, address: str) -> socket.socket:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -339,3 +368,9 @@ def _interleaved(lists: list[list[str]]) -> list[str]:
     """[[a4, b4], [a6]] -> IPv4 first of each pair: most hosts that agents run on have no IPv6 route."""
     longest = max(map(len, lists), default=0)
     return [each[i] for i in range(longest) for each in lists if i < len(each)]
+
+
+def _close_late(task: asyncio.Task[socket.socket]) -> None:
+    """It had connected when another was taken."""
+    if not task.cancelled() and task.exception() is None:
+        task.result().close()

@@ -167,7 +167,7 @@ async def test_events_pass_as_they_come() -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
         for number in range(20):
             await go.get()
-            writer.write(b"data: {\"n\": %d, \"t\": \"as\"}\n\n" % number)
+            writer.write(b'data: {"n": %d, "t": "as"}\n\n' % number)
             await writer.drain()
 
     async with serving(server, "api.example") as port:

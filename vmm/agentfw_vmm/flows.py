@@ -147,9 +147,17 @@ class GuestFlow:
             raise BrokenPipeError(errno.EPIPE, "the guest closed the socket")
         if len(data) > 65507:
             raise ValueError(f"datagram of {len(data)} bytes")
+        self._give_datagram(data, address, port, 0)
+
+    def send_datagram_error(self, error: int, address: str, port: int) -> None:
+        """What was sent to that peer was refused: this errno, once, if the socket is connected. Dropped as a datagram is."""
+        if self._live():
+            self._give_datagram(b"", address, port, error)
+
+    def _give_datagram(self, data: bytes, address: str, port: int, error: int) -> None:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         head = _DATAGRAM
-        head.len, head.port, head.family, head.reserved = len(data), port, family, 0
+        head.len, head.port, head.family, head.error = len(data), port, family, error
         view(head.addr, 16)[:] = socket.inet_pton(family, address).ljust(16, b"\0")
         count = lib.afw_flow_write_datagram(self._host.worker, self.vm, self.index, head, pointer(data))
         if count > 0:
@@ -167,11 +175,11 @@ class GuestFlow:
             lib.afw_flow_flags(self._host.worker, self.vm, self.index, lib.AFW_HF_RX_EOF)
             self._host.changed()
 
-    def reset(self) -> None:
-        """ECONNRESET in the guest; nothing more is received or sent."""
+    def reset(self, error: int = errno.ECONNRESET) -> None:
+        """This errno in the guest; nothing more is received or sent."""
         if self._live():
             self._broken = True
-            lib.afw_flow_flags(self._host.worker, self.vm, self.index, lib.AFW_HF_RESET)
+            lib.afw_flow_reset(self._host.worker, self.vm, self.index, error)
             self._host.changed()
             self._wake()
 

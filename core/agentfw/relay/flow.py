@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from ..agents import Agent
 from ..destination import Destination, parse_address, parse_port
 from ..errors import AgentfwError, Denied, DestinationError, HookError, ProtocolError, TlsError
+from ..flows import errno_of
 from ..metering import MeteredFlow
 from ..upstream import TlsRequest, Upstream
 from . import agents_trust, dns, own_tls, preface
@@ -58,7 +59,7 @@ async def relay(runtime: Runtime, agent: Agent, flow: MeteredFlow) -> None:
         pass
     except (AgentfwError, OSError) as error:
         _note(runtime, agent, flow, record, error)
-        flow.reset()
+        flow.reset(errno_of(error))
     except Exception as error:  # ours or a plugin's mistake costs this flow only
         runtime.counters["flows_broken"] += 1
         log.exception("%s: %s port %s", agent.name, flow.address, flow.port)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 
 from ..errors import ProtocolError, UpstreamError
+from ..flows import errno_of
 from ..http1 import BodyTransform
 from ..upstream import Upstream
 from . import preface
@@ -45,7 +46,7 @@ async def relay_raw(
         log.debug("%s: %s: %s", session.agent.name, upstream.destination, error)
         session.count("raw_broken")
         session.record.failed(error)
-        session.flow.reset()
+        session.flow.reset(errno_of(error))
     finally:
         for task in (up, down, gone):
             task.cancel()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ssl
 from collections.abc import Coroutine
 from typing import Any
@@ -142,9 +143,12 @@ class TlsFlow:
             self._tls.unwrap()
         self._begin(self._send_eof())
 
-    def reset(self) -> None:
+    def send_datagram_error(self, error: int, address: str, port: int) -> None:
+        self._inner.send_datagram_error(error, address, port)
+
+    def reset(self, error: int = errno.ECONNRESET) -> None:
         self._cancel()
-        self._inner.reset()
+        self._inner.reset(error)
 
     def close(self) -> None:
         """As with every flow, what was sent before can still be read: `finish()` sees to it."""

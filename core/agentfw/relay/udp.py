@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from ..agents import Agent
 from ..destination import parse_address
-from ..errors import AgentfwError, Denied, UpstreamError
+from ..errors import AgentfwError, ConnectError, Denied, UpstreamError
+from ..flows import errno_of
 from ..metering import Meter, MeteredFlow, Traffic
 from ..upstream import Upstream
 from . import dns
@@ -149,6 +151,8 @@ class UdpRelay:
         self._record.failed(error)
         self._runtime.note(self._agent, None, error, protocol="udp", address=address, port=str(port))
         log.info("%s: udp to %s port %s: %s", self._agent.name, address, port, error, extra={"denied": isinstance(error, Denied)})
+        number = errno.EACCES if isinstance(error, Denied) else errno_of(error) if isinstance(error, ConnectError) else 0
+        self._flow.send_datagram_error(number or errno.EHOSTUNREACH, address, port)
         await asyncio.sleep(1)  # what the guest sends meanwhile is dropped without asking again
 
     async def _exchange(self, use: Use, queue: asyncio.Queue[bytes], address: str, port: int) -> None:
@@ -169,8 +173,9 @@ class UdpRelay:
                     continue
                 try:
                     await upstream.send(data)
-                except (OSError, UpstreamError):
+                except (OSError, UpstreamError) as error:
                     self._count("udp_dropped")
+                    self._tell(error, address, port)
         except TimeoutError:
             pass
         finally:
@@ -180,6 +185,11 @@ class UdpRelay:
             upstream.release()
             for meter in connected:
                 meter.disconnect()
+
+    def _tell(self, error: OSError | UpstreamError, address: str, port: int) -> None:
+        """What an ICMP message said, as the guest's own network would pass it on."""
+        if isinstance(error, OSError) and error.errno:
+            self._flow.send_datagram_error(error.errno, address, port)
 
     def _metered(self, meters: list[Meter], up: int, down: int) -> bool:
         for meter in meters:
@@ -197,7 +207,8 @@ class UdpRelay:
         while True:
             try:
                 data = await upstream.receive()
-            except (OSError, UpstreamError):  # an ICMP error shows once; the socket lives on
+            except (OSError, UpstreamError) as error:  # an ICMP error shows once; the socket lives on
+                self._tell(error, address, port)
                 await asyncio.sleep(0.05)
                 continue
             if not self._metered(meters, 0, len(data)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections import deque
 from collections.abc import Callable
 
@@ -22,6 +23,10 @@ class MemoryFlow:
         self.error: int | None = None
         """errno of `failed()`"""
         self.was_reset = False
+        self.reset_error = 0
+        """errno of `reset()`"""
+        self.datagram_errors: list[tuple[int, str, int]] = []
+        """What `send_datagram_error()` was called with."""
         self.host_closed = False
         self.guest_closed = False
         self._opened = False
@@ -85,8 +90,13 @@ class MemoryFlow:
         self._host_eof = True
         self._wake()
 
-    def reset(self) -> None:
+    def send_datagram_error(self, error: int, address: str, port: int) -> None:
+        self.datagram_errors.append((error, address, port))
+        self._wake()
+
+    def reset(self, error: int = errno.ECONNRESET) -> None:
         self.was_reset = True
+        self.reset_error = error
         self.host_closed = True
         self._wake()
 
@@ -114,10 +124,10 @@ class MemoryFlow:
             self._wake()
 
     async def guest_receive(self, limit: int = 65536) -> bytes:
-        """ConnectionResetError after `reset()`; b"" at the end."""
+        """OSError (a ConnectionResetError, if no other errno was given) after `reset()`; b"" at the end."""
         await self._until(lambda: bool(self._to_guest) or self._host_eof or self.host_closed)
         if self.was_reset:
-            raise ConnectionResetError("reset by the host")
+            raise OSError(self.reset_error, "reset by the host")
         data = bytes(self._to_guest[:limit])
         del self._to_guest[:limit]
         self._wake()

@@ -81,9 +81,7 @@ class Plugin:
         self._check_guest(self._state, file, environment, sees)
         self._seen = (file, environment, sees)
 
-    def _check_guest(
-        self, state: State, file: Path | None, environment: Mapping[str, str], sees: Callable[[Path], bool]
-    ) -> None:
+    def _check_guest(self, state: State, file: Path | None, environment: Mapping[str, str], sees: Callable[[Path], bool]) -> None:
         hint = "write `${env:NAME}` and give agents the placeholder, or `${file:PATH}` with a file that they do not see"
         checks = [(f"rule.{rule.number}.value", rule.sources, rule.literal) for rule in state.all_rules]
         for key, source in state.sources.items():
@@ -206,9 +204,7 @@ class Plugin:
     # ---- requests
 
     @hookimpl(trylast=True)
-    def request(
-        self, agent: Agent, destination: Destination, head: RequestHead, tls: TlsInfo | None
-    ) -> Awaitable[None] | None:
+    def request(self, agent: Agent, destination: Destination, head: RequestHead, tls: TlsInfo | None) -> Awaitable[None] | None:
         state = self._state
         if not state.all_rules and not state.hosts:
             return None

@@ -60,6 +60,17 @@ void afw_flow_flags(struct afw_worker *w, uint32_t vm, uint32_t flow, uint32_t h
     ready(w, &v, vm, flow);
 }
 
+void afw_flow_reset(struct afw_worker *w, uint32_t vm, uint32_t flow, int32_t error)
+{
+    struct flow_view v;
+    if (!flow_at(w, vm, flow, &v))
+        return;
+    v.own->hflags |= AFW_HF_RESET;
+    v.shared->error = error;
+    store_release(&v.shared->hflags, v.own->hflags);
+    ready(w, &v, vm, flow);
+}
+
 void afw_flow_free(struct afw_worker *w, uint32_t vm, uint32_t flow)
 {
     struct flow_view v;

@@ -50,6 +50,7 @@ int afw_window_reset(struct afw_worker *w, uint32_t vm);
 void afw_flow_accept(struct afw_worker *w, uint32_t vm, uint32_t flow);   /* FLOW_OPEN seen: indices start at 0 */
 void afw_flow_state(struct afw_worker *w, uint32_t vm, uint32_t flow, uint32_t hstate, int32_t error, uint32_t local_port);
 void afw_flow_flags(struct afw_worker *w, uint32_t vm, uint32_t flow, uint32_t hflags);   /* adds them */
+void afw_flow_reset(struct afw_worker *w, uint32_t vm, uint32_t flow, int32_t error);    /* AFW_HF_RESET: errno of what comes next */
 void afw_flow_free(struct afw_worker *w, uint32_t vm, uint32_t flow);     /* the guest may use the slot again */
 uint32_t afw_flow_gflags(struct afw_worker *w, uint32_t vm, uint32_t flow);
 /* Bytes that the guest produced and nobody took; -EPROTO. */
