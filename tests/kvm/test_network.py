@@ -237,7 +237,7 @@ value = "Bearer ${{file:{key}}}"
     assert [told[name] for name in ("echo", "many", "asyncio")] == [True, True, True], told
     assert told["udp"] == "olleh" and told["speaks first"] == "220 hello"
     assert told["denied name"].startswith("gaierror") and told["denied address"].startswith("PermissionError"), told
-    assert told["nobody listens"].startswith("ConnectionResetError"), told
+    assert told["nobody listens"].startswith("ConnectionRefusedError"), told
     assert told["model"][0] == 200 and "echo: hi" in told["model"][1]
     assert told["stream"][-1] == "" and told["stream"][-2] == "data: [DONE]"
     for name in ("own key", "placeholder elsewhere"):
