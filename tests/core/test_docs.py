@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import agentfw_audit
 import agentfw_credentials
 import agentfw_dns_cache
 import agentfw_inspect
@@ -60,6 +61,7 @@ def test_no_other_hook_is_documented() -> None:
         ("credentials.command.NAME", agentfw_credentials.CommandConfig),
         ("credentials.oauth.NAME", agentfw_credentials.OAuthConfig),
         ("native", agentfw_native.Config),
+        ("audit", agentfw_audit.Config),
         ("inspect", agentfw_inspect.Config),
         ("[inspect.route]", agentfw_inspect.RouteConfig),
         ("inspect.prices.MODEL", agentfw_inspect.PriceConfig),

@@ -1,0 +1,228 @@
+"""Lines into a file that is put away when it is full. One thread writes; nobody waits for it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import stat
+import threading
+import time
+from collections import deque
+from pathlib import Path
+
+import msgspec
+
+MODE = 0o600
+BATCH = 1 << 20
+"""Bytes written at a time, about."""
+
+log = logging.getLogger("agentfw.audit")
+
+
+class LogFile:
+    """`path`, open for appending. Others may append to it, too, and put it away: each batch goes to whatever has the name."""
+
+    def __init__(self, path: Path, max_bytes: int, keep: int, sync: str) -> None:
+        """OSError if it cannot be opened: also if it is no regular file of ours, or a symbolic link."""
+        self.path = path
+        self.max_bytes = max_bytes
+        self.keep = keep
+        self.sync = sync
+        self.rotations = 0
+        self._torn = False
+        self._descriptor = self._open()
+
+    def _open(self) -> int:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+        descriptor = os.open(self.path, flags, MODE)
+        try:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink != 1:
+                raise OSError(0, "not a regular file of this user's with one name", str(self.path))
+            os.fchmod(descriptor, MODE)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def write(self, data: bytes) -> None:
+        """Append whole lines. OSError: some of them may be there; a torn one is ended before the next."""
+        self._follow()
+        if self._torn:
+            data = b"\n" + data
+        size = os.fstat(self._descriptor).st_size
+        if size and size + len(data) > self.max_bytes:
+            self._rotate()
+        done = 0
+        try:
+            while done < len(data):
+                done += os.write(self._descriptor, memoryview(data)[done:])
+        finally:
+            if done:
+                self._torn = data[done - 1] != 10
+        if self.sync == "always":
+            os.fsync(self._descriptor)
+
+    def _follow(self) -> None:
+        """Somebody else has put the file away, or removed it: go on with the one that has its name."""
+        ours = os.fstat(self._descriptor)
+        if self._named() != (ours.st_dev, ours.st_ino):
+            descriptor = self._open()
+            os.close(self._descriptor)
+            self._descriptor = descriptor
+            self._torn = False
+
+    def _named(self) -> tuple[int, int] | None:
+        """What has the name now."""
+        try:
+            there = self.path.lstat()
+        except FileNotFoundError:
+            return None
+        return there.st_dev, there.st_ino
+
+    def _rotate(self) -> None:
+        """FILE becomes FILE.1, that FILE.2, and so on; the last one goes. Locked, so that two processes do not both do it."""
+        full = self._descriptor
+        fcntl.flock(full, fcntl.LOCK_EX)
+        try:
+            ours = os.fstat(full)
+            if self._named() == (ours.st_dev, ours.st_ino):
+                if self.sync != "no":
+                    os.fsync(full)
+                for number in range(self.keep - 1, 0, -1):
+                    with contextlib.suppress(FileNotFoundError):
+                        self._numbered(number).replace(self._numbered(number + 1))
+                if self.keep:
+                    self.path.replace(self._numbered(1))
+                else:
+                    self.path.unlink()
+                self.rotations += 1
+            self._descriptor = self._open()
+            self._torn = False
+        finally:
+            if self._descriptor != full:
+                os.close(full)
+            else:
+                fcntl.flock(full, fcntl.LOCK_UN)
+
+    def _numbered(self, number: int) -> Path:
+        return self.path.with_name(f"{self.path.name}.{number}")
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            if self.sync != "no":
+                os.fsync(self._descriptor)
+        os.close(self._descriptor)
+
+
+class Writer:
+    """The queue and its thread. `put()` from any one thread, never blocking."""
+
+    def __init__(self, file: LogFile, buffer_bytes: int) -> None:
+        self.buffer_bytes = buffer_bytes
+        self.written = 0
+        self.dropped = 0
+        """Lines that found no room, or that the disk did not take."""
+        self.failures = 0
+        self.rotations = 0
+        self._file = file
+        self._next: LogFile | None = None
+        self._lines: deque[bytes] = deque()
+        self._size = 0
+        self._missing = 0
+        """Dropped since a line last said so."""
+        self._some = threading.Condition()
+        self._ended = False
+        self._complained = False
+        self._thread = threading.Thread(target=self._run, name="agentfw-audit", daemon=True)
+        self._thread.start()
+
+    def put(self, line: bytes) -> None:
+        """One line, without its end. Dropped if too much waits."""
+        with self._some:
+            if self._ended or self._size + len(line) > self.buffer_bytes:
+                self.dropped += 1
+                self._missing += 1
+                return
+            self._lines.append(line)
+            self._size += len(line) + 1
+            if len(self._lines) == 1:
+                self._some.notify()
+
+    def turn_to(self, file: LogFile, buffer_bytes: int) -> None:
+        """What comes next goes into another file; the old one is closed."""
+        with self._some:
+            if self._next is not None:
+                self._next.close()
+            self._next = file
+            self.buffer_bytes = buffer_bytes
+            self._some.notify()
+
+    def stop(self, seconds: float) -> bool:
+        """Write what waits, and end. False: it takes longer than `seconds`. Blocks; idempotent."""
+        with self._some:
+            self._ended = True
+            self._some.notify()
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while True:
+            other: LogFile | None = None
+            with self._some:
+                while not (self._lines or self._missing or self._next or self._ended):
+                    self._some.wait()
+                lines, missing = self._take()
+                if not lines and not missing:  # another file gets nothing that happened before
+                    other, self._next = self._next, None
+            if lines or missing:
+                self._put(lines, missing)
+            elif other is not None:
+                self._file.close()
+                self._file = other
+            else:
+                self._file.close()
+                return
+
+    def _take(self) -> tuple[list[bytes], int]:
+        lines, size = [], 0
+        while self._lines and size < BATCH:
+            line = self._lines.popleft()
+            size += len(line) + 1
+            lines.append(line)
+        self._size -= size
+        missing = 0
+        if not self._lines:  # those that were dropped came after the last one kept
+            missing, self._missing = self._missing, 0
+        return lines, missing
+
+    def _put(self, lines: list[bytes], missing: int) -> None:
+        data = b"".join(line + b"\n" for line in lines)
+        if missing:
+            data += msgspec.json.encode({"time": time.time(), "event": "dropped", "lines": missing}) + b"\n"
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self.failures += 1
+            with self._some:
+                self.dropped += len(lines)
+                self._missing += len(lines) + missing
+            if not self._complained:
+                self._complained = True
+                log.error("cannot write the audit log %s: %s", self._file.path, error.strerror or error)
+            self._wait_after_failure()
+        else:
+            self._complained = False
+            self.written += len(lines)
+        self.rotations = self._file.rotations
+
+    def _wait_after_failure(self) -> None:
+        """A full disk is not asked again at once, and at the end not at all."""
+        with self._some:
+            self._some.wait_for(lambda: self._ended, 1.0)
+            if self._ended:
+                self.dropped += len(self._lines)
+                self._lines.clear()
+                self._size = self._missing = 0

@@ -1,0 +1,308 @@
+"""The audit log: what stands in it, where it may lie, and that nobody waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import stat
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agentfw import ConfigError, Denied, Destination, ExitReport, RequestHead, hookimpl
+from agentfw.config import load_config
+from agentfw.plugins import load_plugins
+from agentfw.reports import AuditEvent
+from agentfw.runtime import Runtime
+from agentfw.testing import make_agent
+from agentfw_audit import Config, Plugin, writer
+from agentfw_audit.writer import LogFile, Writer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.core.support import (
+    Loopback,
+    Names,
+    Recorder,
+    TlsOnce,
+    async_test,
+    guest,
+    lookup,
+    offload,
+    read_response,
+    running,
+    serving,
+)
+
+HOST = "api.example"
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+class Policy:
+    name = "mine"
+
+    @hookimpl
+    def request(self, head: RequestHead) -> None:
+        head.headers.set("Authorization", "Bearer sk-real-secret")
+        head.target += "&key=sk-real-secret"
+        if "denied" in head.target:
+            raise Denied("mine: no", "not \x1b[31mthis\n")
+
+
+@async_test
+async def test_what_happened_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "log" / "audit.jsonl"
+    path.parent.mkdir()
+    plugin = Plugin(Config(str(path), events=("events", "exchanges", "flows", "exits")))
+    agent = make_agent(team="red")
+    async with (
+        serving(Recorder(), HOST) as port,
+        running(Names(**{HOST: "127.0.0.1"}), Loopback(), TlsOnce(), Policy(), plugin) as runtime,
+    ):
+        await lookup(runtime, HOST, agent)
+        async with guest(runtime, "127.0.0.1", port, agent=agent) as flow:
+            await offload(flow, HOST)
+            for target in ("/fine?token=sk-mine", "/denied?token=sk-mine"):
+                await flow.guest_send(f"GET {target} HTTP/1.1\r\nHost: {HOST}\r\nX-Api-Key: sk-mine\r\n\r\n".encode())
+                await read_response(flow)
+        runtime.agent_exited(agent, ExitReport("code", 3, seconds=1.5))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    told = lines(path)
+    assert "sk-" not in path.read_text()
+    assert all(line["agent"] == "test" and line["labels"] == {"team": "red"} and line["time"] > 1.7e9 for line in told)
+    events = [line["event"] for line in told]
+    assert sorted(events) == ["denied", "exchange", "exchange", "exit", "flow", "flow"]
+    denied = told[events.index("denied")]
+    assert (denied["rule"], denied["plugin"], denied["reason"]) == ("mine: no", "mine", "not \\x1b[31mthis\\n")
+    assert (denied["method"], denied["target"], denied["destination"]) == ("GET", "/denied", f"https://{HOST}:{port}")
+    fine, refused = (line for line in told if line["event"] == "exchange")
+    assert (fine["status"], fine["target"], fine["bytes_down"], "error" in fine) == (200, "/fine", 2, False)
+    assert (refused["status"], refused["rule"]) == (403, "mine: no")
+    assert told[events.index("exit")] | {"time": 0} == {
+        "time": 0, "event": "exit", "agent": "test", "agent_id": "test", "labels": {"team": "red"}, "how": "code", "code": 3,
+        "signal": 0, "seconds": 1.5,
+    }  # fmt: skip
+    assert plugin.statistics() == {"written": 6, "dropped": 0, "failures": 0, "rotations": 0}
+
+
+@async_test
+async def test_only_what_is_wanted_and_queries_if_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    plugin = Plugin(Config(str(path), events=("events",), queries=True))
+    async with running(plugin) as runtime:
+        runtime.audit(AuditEvent.about("denied", target="/x?y=z", event="not this", rule="r"))
+        runtime.agent_exited(make_agent(), ExitReport("code"))
+    (line,) = lines(path)
+    assert (line["event"], line["target"], line["rule"]) == ("denied", "/x?y=z", "r")
+
+
+def put(path: Path, count: int, size: int = 50, **more: Any) -> Writer:
+    options: dict[str, Any] = {"max_bytes": 4096, "keep": 3, "sync": "no", **more}
+    made = Writer(LogFile(path, **options), 1 << 20)
+    for n in range(count):
+        made.put(json.dumps({"n": n, "pad": "x" * size}).encode())
+        if not n % 7:
+            time.sleep(0.001)
+    assert made.stop(10)
+    return made
+
+
+def test_full_files_are_put_away(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    made = put(path, 400)
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == ["a", "a.1", "a.2", "a.3"] and made.rotations > 3
+    assert all(file.stat().st_size <= 4096 and stat.S_IMODE(file.stat().st_mode) == 0o600 for file in files)
+    numbers = [line["n"] for name in ("a.3", "a.2", "a.1", "a") for line in lines(tmp_path / name)]
+    assert numbers == list(range(numbers[0], 400)) and made.dropped == 0
+
+
+@pytest.mark.parametrize("sync", ["no", "rotate", "always"])
+def test_nothing_kept(tmp_path: Path, sync: str) -> None:
+    put(tmp_path / "a", 200, keep=0, sync=sync)
+    assert [file.name for file in tmp_path.iterdir()] == ["a"] and lines(tmp_path / "a")[-1]["n"] == 199
+
+
+def test_two_write_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    threads = [threading.Thread(target=put, args=(path, 300), kwargs={"keep": 1000}) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    numbers = [line["n"] for file in tmp_path.iterdir() for line in lines(file)]
+    assert sorted(numbers) == sorted([*range(300), *range(300)])
+
+
+def test_a_file_that_another_program_put_away_is_begun_anew(tmp_path: Path) -> None:
+    file = LogFile(tmp_path / "a", 1 << 20, 1, "no")
+    file.write(b"{}\n")
+    (tmp_path / "a").rename(tmp_path / "old")
+    file.write(b"[]\n")
+    (tmp_path / "a").unlink()
+    file.write(b"5\n")
+    file.close()
+    assert ((tmp_path / "old").read_bytes(), (tmp_path / "a").read_bytes()) == (b"{}\n", b"5\n")
+
+
+def test_nobody_waits_and_what_is_dropped_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that stands still."""
+    moves = threading.Event()
+    write = LogFile.write
+
+    def slow(self: LogFile, data: bytes) -> None:
+        assert moves.wait(20)
+        write(self, data)
+
+    monkeypatch.setattr(LogFile, "write", slow)
+    made = Writer(LogFile(tmp_path / "a", 1 << 30, 1, "no"), 65536)
+    line = json.dumps({"event": "x", "pad": "y" * 100}).encode()
+    for _ in range(20_000):
+        made.put(line)
+    assert made._size <= 65536 and made.dropped > 15_000
+    moves.set()
+    assert made.stop(20)
+    told = lines(tmp_path / "a")
+    missing = [entry["lines"] for entry in told if entry["event"] == "dropped"]
+    assert sum(missing) == made.dropped and len(told) - len(missing) + made.dropped == 20_000
+
+
+def test_a_full_disk_is_counted_and_recovered_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    full, tries, real = threading.Event(), threading.Event(), os.write
+    full.set()
+
+    def failing(descriptor: int, data: Any) -> int:
+        if full.is_set():
+            tries.set()
+            if len(data) > 10:
+                return real(descriptor, data[:5])  # some of a line gets out
+            raise OSError(28, "No space left on device")
+        return real(descriptor, data)
+
+    monkeypatch.setattr(writer.os, "write", failing)
+    made = Writer(LogFile(tmp_path / "a", 1 << 30, 1, "no"), 1 << 20)
+    made.put(b'{"n": 1, "more": 1}')
+    assert tries.wait(10)
+    while not made.failures:
+        time.sleep(0.005)
+    full.clear()
+    made.put(b'{"n": 2}')
+    deadline = time.monotonic() + 10
+    while made.written < 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert made.stop(10)
+    torn, *rest = (tmp_path / "a").read_text().splitlines()
+    assert torn.startswith('{"n"') and json.loads(rest[0]) == {"n": 2} and json.loads(rest[1])["lines"] == 1
+    assert made.dropped == 1 and len([record for record in caplog.records if record.name == "agentfw.audit"]) == 1
+
+
+def test_at_the_end_a_full_disk_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(descriptor: int, data: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(writer.os, "write", failing)
+    made = Writer(LogFile(tmp_path / "a", 1 << 30, 1, "no"), 1 << 20)
+    for _ in range(10):
+        made.put(b"{}")
+    assert made.stop(5) and made.dropped == 10
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3000), st.booleans()), max_size=40), st.integers(0, 3))
+def test_lines_are_whole_and_in_order(tmp_path_factory: pytest.TempPathFactory, sizes: list[tuple[int, bool]], keep: int) -> None:
+    folder = tmp_path_factory.mktemp("log")
+    made = Writer(LogFile(folder / "a", 4096, keep, "no"), 1 << 20)
+    for n, (size, pause) in enumerate(sizes):
+        made.put(json.dumps({"n": n, "pad": "x" * size}).encode())
+        if pause:
+            time.sleep(0.0005)
+    assert made.stop(10)
+    names = [f"a.{i}" for i in range(keep, 0, -1)] + ["a"]
+    numbers = [line["n"] for name in names if (folder / name).exists() for line in lines(folder / name)]
+    assert numbers == list(range(len(sizes) - len(numbers), len(sizes)))
+
+
+# ---- where it may lie
+
+
+def config(tmp_path: Path, text: str) -> Path:
+    (tmp_path / "agentfw.toml").write_text(text)
+    return tmp_path / "agentfw.toml"
+
+
+def test_not_where_agents_look(tmp_path: Path) -> None:
+    file = load_config(config(tmp_path, '[audit]\nfile = "seen/audit.jsonl"\n'))
+    manager = load_plugins(["audit"], file)
+    seen = tmp_path / "seen"
+    with pytest.raises(ConfigError) as caught:
+        manager.check_guest(file, {}, lambda path: path.is_relative_to(seen))
+    assert caught.value.key == "audit.file" and str(seen) in caught.value.message and caught.value.hint
+    manager.check_guest(file, {}, lambda path: path.is_relative_to(tmp_path / "other"))
+    assert not (seen / "audit.jsonl").exists()
+
+
+def test_not_through_a_link_into_where_agents_look(tmp_path: Path) -> None:
+    (tmp_path / "seen").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "seen")
+    file = load_config(config(tmp_path, '[audit]\nfile = "link/audit.jsonl"\n'))
+    with pytest.raises(ConfigError):
+        load_plugins(["audit"], file).check_guest(file, {}, lambda path: path.is_relative_to(tmp_path / "seen"))
+
+
+@pytest.mark.parametrize("what", ["directory", "missing", "link", "fifo", "hard link"])
+@async_test
+async def test_what_is_no_file_of_ours_is_refused(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "audit.jsonl"
+    if what == "directory":
+        path.mkdir()
+    elif what == "link":
+        (tmp_path / "target").touch()
+        path.symlink_to(tmp_path / "target")
+    elif what == "fifo":
+        os.mkfifo(path)
+    elif what == "hard link":
+        (tmp_path / "other").touch()
+        path.hardlink_to(tmp_path / "other")
+    name = "no/such/audit.jsonl" if what == "missing" else "audit.jsonl"
+    file = load_config(config(tmp_path, f'[audit]\nfile = "{name}"\n'))
+    runtime = Runtime(asyncio.get_running_loop(), load_plugins(["audit"], file), file)
+    with pytest.raises(ConfigError) as caught:
+        await runtime.start()
+    assert caught.value.key == "audit.file" and caught.value.line == 2
+
+
+@async_test
+async def test_another_file_after_a_reload(tmp_path: Path) -> None:
+    plugin = Plugin(Config(str(tmp_path / "a")))
+    async with running(plugin) as runtime:
+        runtime.audit(AuditEvent.about("one"))
+        with pytest.raises(ConfigError):
+            plugin.reconfigure(Config(str(tmp_path / "no" / "b")))
+        plugin.reconfigure(Config(str(tmp_path / "b")))()
+        for _ in range(400):  # what waited goes into the old file first
+            await asyncio.sleep(0.005)
+            if plugin._writer is not None and plugin._writer._next is None:
+                break
+        runtime.audit(AuditEvent.about("two"))
+    assert [line["event"] for line in lines(tmp_path / "a")] == ["one"]
+    assert [line["event"] for line in lines(tmp_path / "b")] == ["two"]
+
+
+@pytest.mark.parametrize(
+    "table", ['file = ""', 'file = "a"\nkeep = -1', 'file = "a"\nmax_bytes = 1', 'file = "a"\nevents = ["all"]', ""]
+)
+def test_mistakes_in_the_table(tmp_path: Path, table: str) -> None:
+    with pytest.raises(ConfigError):
+        load_plugins(["audit"], load_config(config(tmp_path, f"[audit]\n{table}\n")))
+
+
+def test_destinations_read_as_people_write_them() -> None:
+    assert str(Destination("https", HOST, 443)) == "https://api.example:443"
