@@ -27,8 +27,8 @@ def exactly(sock: socket.socket, size: int) -> bytes:
 class FakeRuntime:
     """Listens on `port`; every connection is one flow, forwarded to `upstream` (host, port) over TLS verified against `ca`."""
 
-    def __init__(self, upstream: tuple[str, int], ca: bytes, *, slow: bool = False) -> None:
-        self.upstream, self.ca, self.slow = upstream, ca, slow
+    def __init__(self, upstream: tuple[str, int], ca: bytes, *, slow: bool = False, declines: bool = False) -> None:
+        self.upstream, self.ca, self.slow, self.declines = upstream, ca, slow, declines
         self.prefaces: list[dict[str, Any]] = []
         self.first_bytes: list[bytes] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -58,6 +58,11 @@ class FakeRuntime:
                 return
             request = json.loads(exactly(sock, int.from_bytes(head[8:], "big")))
             self.prefaces.append(request)
+            if self.declines:
+                self._answer(sock, {"ok": False, "native": True, "verify_code": 0, "message": ""})
+                with socket.create_connection(self.upstream) as plain:
+                    relay_raw(sock, plain)
+                return
             self._serve(sock, request)
 
     def _answer(self, sock: socket.socket, answer: dict[str, Any]) -> None:
@@ -88,6 +93,16 @@ class FakeRuntime:
             self._answer(sock, {"ok": True, "version": tls.version(), "cipher": tls.cipher(), "alpn": tls.selected_alpn_protocol(),
                                 "cert": base64.b64encode(der).decode()})  # fmt: skip
             relay(sock, tls)
+
+
+def relay_raw(one: socket.socket, other: socket.socket) -> None:
+    """Bytes both ways, until either side ends."""
+    while True:
+        for ready in select.select([one, other], [], [])[0]:
+            data = ready.recv(65536)
+            if not data:
+                return
+            (other if ready is one else one).sendall(data)
 
 
 def relay(sock: socket.socket, tls: ssl.SSLSocket) -> None:

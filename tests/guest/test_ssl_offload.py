@@ -227,6 +227,88 @@ def test_loopback_keeps_real_tls(inside: Callable[..., str], runtime: FakeRuntim
     assert not runtime.first_bytes
 
 
+def test_declined_the_client_makes_its_tls_itself(inside: Callable[..., str], runtime: FakeRuntime, server: TlsServer) -> None:
+    """As in the middle of a connection: the real object takes over, sockets and memory alike, and verifies for itself."""
+    runtime.declines = True
+    out = inside("""
+        import asyncio, socket, ssl, sys, urllib.request
+        context = ssl.create_default_context(cafile=sys.argv[1])
+        print(urllib.request.urlopen("https://model.test/x", context=context).read())
+        address = socket.getaddrinfo("model.test", 0, type=socket.SOCK_STREAM)[0][4]
+        with context.wrap_socket(socket.create_connection(address), server_hostname="model.test") as tls:
+            print(type(tls._sslobj).__name__ == "_SSLSocket", tls.version(), tls.getpeercert()["subjectAltName"], tls.session_reused)
+            session = tls.session
+        with context.wrap_socket(socket.create_connection(address), server_hostname="model.test", session=session) as tls:
+            print(tls.version())
+        for hostname in ("other.test", "model.test"):
+            made = context if hostname == "other.test" else ssl.create_default_context()
+            try:
+                made.wrap_socket(socket.create_connection(address), server_hostname=hostname)
+            except ssl.SSLCertVerificationError as error:
+                print(error.verify_code)
+        async def main():
+            reader, writer = await asyncio.open_connection("model.test", 443, ssl=context)
+            writer.write(b"GET /x HTTP/1.1\\r\\nHost: model.test\\r\\nConnection: close\\r\\n\\r\\n")
+            print((await reader.read()).endswith(b"hello"), writer.get_extra_info("cipher")[1])
+            writer.close()
+        asyncio.run(main())
+    """)
+    assert out.splitlines() == [
+        "b'hello'", "True TLSv1.3 (('DNS', 'model.test'),) False", "TLSv1.3", "62", "20", "True TLSv1.3",
+    ]  # fmt: skip
+
+
+def test_over_memory_nothing_says_who_the_peer_is(inside: Callable[..., str], runtime: FakeRuntime, server: TlsServer) -> None:
+    certificate = server.authority.issue_cert("inner.test")
+    pem = b"".join(blob.bytes() for blob in certificate.cert_chain_pems) + certificate.private_key_pem.bytes()
+    out = inside(
+        """
+        import ssl, sys
+        pem = "/".join(sys.argv[1].split("/")[:-1]) + "/inner.pem"
+        with open(pem, "w") as file:
+            file.write(sys.argv[2])
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(pem)
+        def pair(step):
+            a, b = ssl.MemoryBIO(), ssl.MemoryBIO()
+            client = ssl.create_default_context(cafile=sys.argv[1]).wrap_bio(a, b, server_hostname="inner.test")
+            server = context.wrap_bio(b, a, server_side=True)
+            for _ in range(10):
+                for each in (client, server):
+                    try:
+                        step(each)
+                    except ssl.SSLWantReadError:
+                        pass
+            return client, server, b
+        client, server, _ = pair(lambda each: each.do_handshake())
+        client.write(b"ping")
+        print(server.read(10), client.version(), server.cipher()[1], server.pending(), server.context is context)
+        client, server, _ = pair(lambda each: each.read(1))
+        server.write(b"pong")
+        print(client.read(10), client.getpeercert()["subjectAltName"])
+        for junk in (b"\\0" * 40, b"\\0AFWTLS1\\xff\\xff\\xff\\xff" + b"x" * 40, b"GET / HTTP/1.1\\r\\n\\r\\n"):
+            a, b = ssl.MemoryBIO(), ssl.MemoryBIO()
+            a.write(junk)
+            try:
+                context.wrap_bio(a, b, server_side=True).do_handshake()
+            except ssl.SSLError as error:
+                print(error.reason)
+        a, b = ssl.MemoryBIO(), ssl.MemoryBIO()
+        a.write_eof()
+        try:
+            context.wrap_bio(a, b, server_side=True).do_handshake()
+        except ssl.SSLEOFError as error:
+            print(error.reason)
+        """,
+        pem.decode(),
+    )
+    assert out.splitlines() == [
+        "b'ping' TLSv1.3 TLSv1.3 0 True", "b'pong' (('DNS', 'inner.test'),)",
+        "WRONG_VERSION_NUMBER", "WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNEXPECTED_EOF_WHILE_READING",
+    ]  # fmt: skip
+    assert not runtime.first_bytes
+
+
 @pytest.mark.parametrize("library", ["requests", "aiohttp", "openai", "anthropic", "httpx"])
 def test_libraries_from_pypi(inside: Callable[..., str], runtime: FakeRuntime, library: str) -> None:
     pytest.importorskip(library)

@@ -164,7 +164,7 @@ def wanted(runtime: Runtime, agent: Agent, destination: Destination, offered: tu
     """What to ask of the real peer on the client's behalf. TlsError if it speaks HTTP/2 only."""
     alpn = tuple(name for name in offered if name not in NOT_SPOKEN)
     if offered and not alpn:
-        text = f"offers only {', '.join(offered)} over TLS of its own, and what is intercepted is HTTP/1.1"
+        text = f"offers only {', '.join(dict.fromkeys(offered))} over TLS of its own, and what is intercepted is HTTP/1.1"
         hint = "switch HTTP/2 off in it, or let it pass through"
         runtime.interceptor.note(f"{agent.name}: a client for {destination.host} {text}: {hint}", f"alpn {destination}")
         raise TlsError(f"the client {text}", reason="NO_APPLICATION_PROTOCOL")
