@@ -299,9 +299,9 @@ class Plugin:
 
     def _sent(self, request: RequestHead) -> set[str]:
         """The secrets that this request carried."""
-        texts = [request.target.encode("latin-1"), *(value.encode("latin-1") for _, value in request.headers)]
+        text = "\n".join((request.target, *(value for _, value in request.headers))).encode("latin-1", "replace")
         needles = self._secrets.needles()
-        return {needles.secrets[number].decode() for text in texts for _, _, number in needles.find(text)}
+        return {needles.secrets[number].decode() for _, _, number in needles.find(text)}
 
     def _judge(self, state: State, sent: set[str], status: int) -> None:
         """Tell the sources of what was sent how it was taken."""
@@ -316,6 +316,9 @@ class Plugin:
 
     def _mask_head(self, head: ResponseHead) -> None:
         """Reason, names and values."""
+        text = "\n".join((head.reason, *(text for pair in head.headers for text in pair)))
+        if not self._secrets.needles().find(text.encode("latin-1", "replace")):
+            return
         head.reason = self._masked(head.reason)
         fields = list(head.headers)
         masked = [(self._masked(name), self._masked(value)) for name, value in fields]
