@@ -42,19 +42,37 @@ def forms(secret: bytes) -> set[bytes]:
     return found
 
 
-def _escapes(alphabet: bytes) -> re.Pattern[bytes]:
-    """Matches the escapes of these characters. Others are left alone: texts are full of `\\n` and `%20`."""
-    by_digit: dict[str, str] = {}
-    for code in sorted(set(alphabet)):
-        by_digit[f"{code:02x}"[0]] = by_digit.get(f"{code:02x}"[0], "") + f"{code:02x}"[1]
-    pairs = [f"[{high}{high.upper()}][{low}{low.upper()}]" for high, low in by_digit.items()]
-    byte = f"(?:{'|'.join(pairs)})"
-    text = alphabet.decode("latin-1")
-    single = "".join(c for c in "\"'\\/" if c in text)
-    named = "".join(f"|{name}" for c, name in _NAMED.items() if c in text)
-    pattern = rf"%{byte}|\\(?:u00{byte}|x{byte}{f'|[{re.escape(single)}]' if single else ''})"
-    pattern += rf"|&(?:#0{{0,5}}[0-9]{{1,3}}|#[xX]0{{0,5}}{byte}{named});"
-    return re.compile(pattern.encode("ascii"))
+class Escapes:
+    """The escapes of some characters. Others are left alone: texts are full of `\\n`, `\\"` and `%20`."""
+
+    def __init__(self, alphabet: bytes) -> None:
+        by_digit: dict[str, str] = {}
+        for code in sorted(set(alphabet)):
+            by_digit[f"{code:02x}"[0]] = by_digit.get(f"{code:02x}"[0], "") + f"{code:02x}"[1]
+        byte = "(?:" + "|".join(f"[{high}{high.upper()}][{low}{low.upper()}]" for high, low in by_digit.items()) + ")"
+        text = alphabet.decode("latin-1")
+        single = [c for c in "\"'\\/" if c in text]
+        named = [name for c, name in _NAMED.items() if c in text]
+        slashed = "".join(map(re.escape, single))
+        slashes = rf"\\(?:u00{byte}|x{byte}{f'|[{slashed}]' if single else ''})"
+        entities = rf"&(?:#0{{0,5}}[0-9]{{1,3}}|#[xX]0{{0,5}}{byte}{''.join(f'|{name}' for name in named)});"
+        self._kinds = [  # first byte, beginnings, pattern
+            (b"%", [b"%"], f"%{byte}"),
+            (b"\\", [b"\\u00", b"\\x", *(b"\\" + c.encode() for c in single)], slashes),
+            (b"&", [b"&#", *(f"&{name}".encode() for name in named)], entities),
+        ]
+        self._compiled: dict[str, re.Pattern[bytes]] = {}
+
+    def pattern(self, data: bytes) -> re.Pattern[bytes] | None:
+        """What finds those that `data` can have; None if it has none."""
+        kinds = [pattern for first, all_, pattern in self._kinds if first in data and any(begin in data for begin in all_)]
+        if not kinds:
+            return None
+        joined = "|".join(kinds)
+        compiled = self._compiled.get(joined)
+        if compiled is None:
+            compiled = self._compiled[joined] = re.compile(joined.encode("ascii"))
+        return compiled
 
 
 def _unescaped(escape: bytes) -> bytes:
@@ -71,12 +89,12 @@ class View:
 
     __slots__ = ("_ends", "_starts", "data")
 
-    def __init__(self, original: bytes, escapes: re.Pattern[bytes]) -> None:
+    def __init__(self, original: bytes, escapes: re.Pattern[bytes] | None) -> None:
         pieces: list[bytes] = []
         starts: list[int] = []
         ends: list[int] = []
         done = length = 0
-        for match in escapes.finditer(original):
+        for match in escapes.finditer(original) if escapes is not None else ():
             start, end = match.span()
             byte = _unescaped(match[0])
             if len(byte) != 1:
@@ -133,7 +151,7 @@ class Needles:
         self._by_start: dict[bytes, list[bytes]] = {}
         for needle in needles:
             self._by_start.setdefault(needle[:2], []).append(needle)
-        self._escapes = _escapes(self._alphabet)
+        self._escapes = Escapes(self._alphabet)
         self._first = {needle[:1] for needle in needles}
 
     def __repr__(self) -> str:
@@ -152,10 +170,11 @@ class Needles:
             return [], 0
         found = self._search(data)
         begun = 0 if last else self._undecided(data)
-        if not (b"%" in data or b"\\" in data or b"&" in data):
-            return found, begun
         cut = None if last else _CUT_ESCAPE.search(data, max(0, len(data) - _LONGEST_ESCAPE))
-        view = View(data[: cut.start()] if cut else data, self._escapes)
+        escapes = self._escapes.pattern(data)
+        if escapes is None and cut is None:
+            return found, begun
+        view = View(data[: cut.start()] if cut else data, escapes)
         if len(view):
             more = [(view.at(start), view.at(end), number) for start, end, number in self._search(view.data)]
             found = sorted({*found, *more})
