@@ -7,9 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agentfw import ConfigError, Denied, Destination, TlsInfo
+from agentfw import ConfigError, Denied, Destination, TlsInfo, TlsRequest
+from agentfw.agents import Operator
 from agentfw.testing import make_agent
 from agentfw_credentials import BasicConfig, CommandConfig, Config, OAuthConfig, Plugin, RuleConfig
+from agentfw_tls_pool import Plugin as Tls
+from agentfw_tls_pool import TlsConfig
+
+from tests.core.support import async_test, running
 
 from .support import AGENT, BASIC, HERE, INFO, KEY, KINDS, PLACEHOLDER, UNVERIFIED, ask, credentials, rule, sent
 
@@ -180,6 +185,17 @@ def test_agents_of_other_labels_get_nothing_and_share_nothing() -> None:
     assert plugin.tenant(a, where) == plugin.tenant(make_agent("a2", tenant="a", other="x"), where)
     assert plugin.tenant(a, Destination.make("https", "other.example", 443)) is None
     assert credentials().tenant(a, where) is None, "where one key is all agents', connections may be, too"
+
+
+@async_test
+async def test_shared_connections_are_those_of_one_credential() -> None:
+    plugin = credentials(rule(labels={"team": "a"}), rule(value="team-b-secret", labels={"team": "b"}))
+    tls = Tls(TlsConfig(shared=("api.example",), separate_by=()))
+    where = Destination.make("https", "api.example", 443)
+    async with running(plugin, tls):
+        agents = [make_agent("1", team="a"), make_agent("2", team="a"), make_agent("3", team="b"), make_agent("4")]
+        keys = [tls.key(agent, where, TlsRequest("api.example")) for agent in (*agents, Operator("credentials", "o"))]
+    assert keys[0] == keys[1] and len(set(keys)) == 4
 
 
 NOT_HERE: list[tuple[str, TlsInfo | None]] = [

@@ -184,7 +184,7 @@ class Plugin:
     def tenant(self, agent: Agent, destination: Destination) -> str | None:
         """Agents that different rules are for share no connection: a server may take the second request for the first one's."""
         if isinstance(agent, Operator):
-            return None
+            return "operator"
         rules = self._state.rules.get((destination.host, destination.port))
         if not rules or not any(rule.labels for rule in rules):
             return None
