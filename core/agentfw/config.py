@@ -6,6 +6,7 @@ The file is looked for from the working directory upward (or named with --config
 
 from __future__ import annotations
 
+import functools
 import re
 import tomllib
 from collections.abc import Collection, Mapping
@@ -205,7 +206,22 @@ def _replaced(value: Any, way: list[str | int], new: Any) -> Any:
 
 def _find_line(text: str, path: list[str | int]) -> int | None:
     """Line of the key at `path`, or of the nearest thing above it that has one. Reads headers and `key =` lines only."""
-    best: tuple[int, int] | None = None
+    exact, above = _lines(text)
+    if not path:
+        return None
+    found = above.get(tuple(path))
+    for length in range(len(path) - 1, 0, -1):
+        if found is not None:
+            break
+        found = exact.get(tuple(path[:length]))
+    return found
+
+
+@functools.lru_cache(maxsize=4)
+def _lines(text: str) -> tuple[dict[tuple[str | int, ...], int], dict[tuple[str | int, ...], int]]:
+    """The first line of each key and header, and of each thing that has keys or headers below it."""
+    exact: dict[tuple[str | int, ...], int] = {}
+    above: dict[tuple[str | int, ...], int] = {}
     table: list[str | int] = []
     counts: dict[tuple[str | int, ...], int] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -215,17 +231,16 @@ def _find_line(text: str, path: list[str | int]) -> int | None:
             if header[1] == "[[":
                 counts[tuple(table)] = counts.get(tuple(table), -1) + 1
                 table = [*table, counts[tuple(table)]]
-            here = table
+            here = tuple(table)
         else:
             key = _KEY.match(line)
             if not key:
                 continue
-            here = [*table, *_split_key(key[1])]
-        shorter = min(len(here), len(path))  # above what is looked for, the thing itself, or a part of it
-        common = shorter if path[:shorter] == here[:shorter] else 0
-        if common and (best is None or common > best[0]):
-            best = (common, number)
-    return best[1] if best else None
+            here = (*table, *_split_key(key[1]))
+        exact.setdefault(here, number)
+        for length in range(1, len(here) + 1):
+            above.setdefault(here[:length], number)
+    return exact, above
 
 
 def _split_key(key: str) -> list[str | int]:

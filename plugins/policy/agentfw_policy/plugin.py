@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from agentfw import Agent, Denied, Destination, ExitReport, RequestHead, hookimpl
+from agentfw.config import Config as File
 from agentfw.errors import ConfigError
 from agentfw.guest_rules import GuestRules
 from agentfw.metering import Meter, Traffic
@@ -65,6 +66,9 @@ class Plugin:
         """By profile: what all of its agents use together; the default one's: what all agents do."""
         self._open: dict[int, tuple[Account, ...]] = {}
         """By number of the exchange: who gets a request back when it ends."""
+        self._places: dict[str, str] = {}
+        """Where rules are written, in `_places_of`."""
+        self._places_of: File | None = None
         self._counters: Counter[str] = Counter(allowed=0, denied=0, requests=0, requests_denied=0, limited=0, reported=0)
 
     # -- lifecycle
@@ -291,7 +295,14 @@ class Plugin:
 
     def where(self, finding: Finding) -> str:
         """The rule as the operator wrote it, and where."""
-        place = "" if self._runtime is None else self._runtime.config.place(f"{self.name}.{finding.key}")
+        if self._runtime is None:
+            return finding.title
+        config = self._runtime.config
+        if config is not self._places_of:
+            self._places, self._places_of = {}, config
+        place = self._places.get(finding.key)
+        if place is None:
+            place = self._places[finding.key] = config.place(f"{self.name}.{finding.key}")
         return f"{finding.title} ({place})" if place else finding.title
 
     def _object(self, state: _State, destination: Destination, findings: Iterable[Finding]) -> None:
