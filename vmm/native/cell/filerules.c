@@ -58,7 +58,7 @@ static int other_name(const struct alias *a, int i, const char *path, char out[P
 
 int path_rule(struct vfs *vfs, const char *path, int *above)
 {
-    const struct rules *r = vfs->vm->rules;
+    struct rules *r = vfs->vm->rules;
     char other[PATH_MAX];
     int up, action = rules_path(r, path, above);
     for (uint32_t k = 0; k < 2 * aliases; k++) {

@@ -16,7 +16,15 @@ struct rule {
     uint32_t parts;
     uint32_t action;
 };
+struct memo {                        /* the states at a directory that was looked at lately */
+    uint64_t *state;                 /* one a rule; 0: none yet */
+    size_t len;
+    char path[PATH_MAX];             /* without its NUL; the root: nothing */
+};
+#define MEMOS 4
 struct rules {
+    struct memo *memo;               /* MEMOS of them; 0: none yet */
+    uint32_t memo_next;
     struct afw_rules head;
     uint8_t *table;
     struct part *part;               /* of the table */
@@ -142,20 +150,68 @@ static uint64_t run(const struct rule *u, const char *path, int *above)
     return state;
 }
 
-int rules_path(const struct rules *r, const char *path, int *above)
+static void forget(struct rules *r)
 {
-    int action = 0, higher = 0;
+    for (int k = 0; r->memo && k < MEMOS; k++)
+        free(r->memo[k].state);
+    free(r->memo);
+    r->memo = 0;
+}
+
+/* All rules' states at a directory (`len` bytes, no slash at the end), from the nearest one above it that is remembered: else a walk
+ * through a thousand directories would take a million steps a rule. 0: no memory */
+static const uint64_t *states_at(struct rules *r, const char *dir, size_t len)
+{
+    struct memo *best = 0, *m;
+    if (!r->memo && !(r->memo = calloc(MEMOS, sizeof *r->memo)))
+        return 0;
+    for (int k = 0; k < MEMOS; k++) {
+        m = &r->memo[k];
+        if (m->state && m->len <= len && (!best || m->len > best->len) && !memcmp(m->path, dir, m->len) && (m->len == len || dir[m->len] == '/'))
+            best = m;
+    }
+    if (best && best->len == len)
+        return best->state;
+    do
+        m = &r->memo[r->memo_next++ % MEMOS];
+    while (m == best);
+    if (!m->state && !(m->state = malloc((r->n + 1ull) * sizeof *m->state)))
+        return 0;
     for (uint32_t i = 0; i < r->n; i++) {
         const struct rule *u = &r->rule[i];
-        int up;
-        if ((int)u->action <= action && (int)u->action <= higher)
+        uint64_t state = best ? best->state[i] : closed(u, 1);
+        for (size_t at = best ? best->len : 0; at < len && state;) {
+            const char *name = dir + at + 1, *end = memchr(name, '/', len - at - 1);
+            size_t n = end ? (size_t)(end - name) : len - at - 1;
+            state = step(u, state, name, n);
+            at += 1 + n;
+        }
+        m->state[i] = state;
+    }
+    memcpy(m->path, dir, len);
+    m->len = len;
+    return m->state;
+}
+
+int rules_path(struct rules *r, const char *path, int *above)
+{
+    int action = 0, higher = 0;
+    const char *name = strrchr(path, '/');
+    const uint64_t *at = name && name[1] ? states_at(r, path, (size_t)(name - path)) : 0;
+    for (uint32_t i = 0; i < r->n; i++) {
+        const struct rule *u = &r->rule[i];
+        int act = (int)u->action, up;
+        if (act <= action && act <= higher)
             continue;
-        if (!(run(u, path, &up) & accepts(u)))
+        uint64_t state = at ? at[i] : run(u, path, &up);
+        if (at) {
+            up = !!(state & accepts(u));
+            state = state ? step(u, state, name + 1, strlen(name + 1)) : 0;
+        }
+        if (!(state & accepts(u)))
             continue;
-        if ((int)u->action > action)
-            action = (int)u->action;
-        if (up && (int)u->action > higher)
-            higher = (int)u->action;
+        action = act > action ? act : action;
+        higher = up && act > higher ? act : higher;
     }
     if (above)
         *above = higher;
@@ -264,6 +320,7 @@ int rules_add(struct rules *r, const char *path, uint32_t i, uint32_t names, int
     for (uint32_t b = 0; b < k; b++)
         u->deep |= (uint64_t)(part[b].kind == AFW_PART_DEPTH) << b;
     r->n++;
+    forget(r);
     return 0;
 }
 
@@ -355,6 +412,7 @@ void rules_free(struct rules *r)
 {
     if (!r)
         return;
+    forget(r);
     for (uint32_t i = r->given; i < r->n; i++)
         free((void *)r->rule[i].part);
     free(r->rule);

@@ -19,7 +19,7 @@ int rules_parse(const uint8_t *table, uint64_t size, struct rules **out);
 void rules_free(struct rules *r);
 
 /* The highest action for a canonical path, its own or that of a directory above it; *above (if not 0): the latter alone */
-int rules_path(const struct rules *r, const char *path, int *above);
+int rules_path(struct rules *r, const char *path, int *above);
 
 /* For listings: a cursor at a directory, and whether a name in it is hidden. */
 struct rules_cursor;
