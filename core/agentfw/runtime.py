@@ -25,6 +25,7 @@ from .errors import AgentfwError, ConnectError, Denied, HookError, ResolveError,
 from .flows import Flow
 from .metering import Meter, MeteredFlow, Traffic
 from .plugins import PluginManager
+from .plugins.watchdog import Watchdog
 from .relay import relay
 from .relay.own_tls import Interceptor
 from .relay.session import NameMemory
@@ -66,6 +67,7 @@ class Runtime:
         self._stoppers: dict[str, Callable[[str], None]] = {}
         self._started = False
         self._reloads = 0
+        self._watchdog = Watchdog(loop)
         self._reloading = asyncio.Lock()
         self._names: dict[str, NameMemory] = {}
         self._reserved: list[IPv4Network | IPv6Network] = []
@@ -78,6 +80,7 @@ class Runtime:
         self._started = True
         try:
             await self.plugins.start(self)
+            self._watchdog.start()
         except BaseException:
             await self.stop()
             raise
@@ -86,6 +89,7 @@ class Runtime:
         """Stop the plugins. Idempotent."""
         if self._started:
             self._started = False
+            self._watchdog.stop()
             await self.plugins.stop()
 
     async def reload(self, config: Config) -> Reloaded:

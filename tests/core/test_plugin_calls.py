@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from agentfw.plugins import PluginManager, load_plugins
 from agentfw.plugins.calling import Call
 from agentfw.plugins.limits import hook_names
 from agentfw.plugins.tracing import line
+from agentfw.plugins.watchdog import Watchdog
 from agentfw.testing import FakeServer, fetch, make_agent, make_runtime, running
 from hypothesis import given
 from hypothesis import strategies as some
@@ -162,6 +164,46 @@ async def test_who_holds_up_the_loop_is_named_once(caplog: pytest.LogCaptureFixt
     assert numbers["hooks.p0.allow.blocked"] == 4 and numbers["hooks.p0.dial.blocked"] == 2
 
 
+def test_who_does_not_return_is_named_while_it_does_not(caplog: pytest.LogCaptureFixture) -> None:
+    """From another thread: the loop's own says nothing until it is too late."""
+    said = threading.Event()
+
+    class Listener(logging.Handler):
+        wanted = "`stuck`"
+
+        def emit(self, record: logging.LogRecord) -> None:
+            if self.wanted in record.getMessage():
+                said.set()
+
+    class Stuck:
+        name = "stuck"
+
+        @hookimpl
+        async def allow(self) -> None:
+            await asyncio.sleep(0)
+            assert said.wait(30), "nobody noticed"
+
+    async def body() -> None:
+        runtime = make_runtime(Stuck())
+        watchdog = Watchdog(asyncio.get_running_loop(), period=0.01, patience=0.1)
+        watchdog.start()
+        await runtime.plugins.allow(AGENT, WHERE)
+        said.clear()
+        listener.wanted = "outside of hooks"
+        await asyncio.sleep(0.05)
+        assert said.wait(30), "nobody noticed"
+        watchdog.stop()
+
+    listener = Listener(logging.ERROR)
+    logging.getLogger("agentfw.plugins").addHandler(listener)
+    try:
+        asyncio.run(body())
+    finally:
+        logging.getLogger("agentfw.plugins").removeHandler(listener)
+    (named,) = [text for text in caplog.messages if "`stuck` does not return" in text]
+    assert "all agents are held up" in named and "from `allow` (" in named and "threading.py:" in named
+
+
 @async_test
 async def test_limits_of_hooks_and_of_one_plugins_hooks(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
@@ -285,7 +327,7 @@ def test_tracing_tells_who_what_and_how_long_and_no_secret(
     assert "t0p" not in err
 
 
-@pytest.mark.parametrize("value", ["", "0"])
+@pytest.mark.parametrize("value", ["", "0", "false", " No "])
 def test_no_tracing_unless_asked_for(value: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("AGENTFW_TRACE_PLUGINS", value)
     manager(Does()).dial(AGENT, WHERE, "192.0.2.1")

@@ -19,7 +19,8 @@ and implements hooks of `agentfw.hookspecs` with `agentfw.hookimpl`. A misspelt 
 
 `discovery` says which plugins there are, `loading` makes them, `manager` has one typed method a hook (nothing else in the core
 touches pluggy), `calling` is one implementation called once: its time limit, its counters, its errors; `limits` is the operator's
-table [plugins], `reloading` another agentfw.toml for plugins that run, `tracing` a line for each call.
+table [plugins], `reloading` another agentfw.toml for plugins that run, `tracing` a line for each call, `watchdog` names who does
+not return.
 
 To add a hook: its specification in `hookspecs`, and a method in `manager`.
 """

@@ -25,7 +25,7 @@ _SHOWN = ("name", "address")
 
 
 def wanted() -> bool:
-    return os.environ.get(VARIABLE, "") not in ("", "0")
+    return os.environ.get(VARIABLE, "").strip().lower() not in ("", "0", "false", "no", "off", "f", "n")  # as click reads it
 
 
 def to_stderr(call: Call, args: tuple[object, ...], outcome: str, nanoseconds: int) -> None:
