@@ -32,10 +32,17 @@ class GuestRules:
     kill: frozenset[str] = frozenset()
     advisory: frozenset[str] = frozenset()
     error: Error = "EPERM"
+    write_bytes: int | None = None
+    """Bytes that it may write to files of writable mounts, or add to their length, in its life; then EDQUOT."""
+    creates: int | None = None
+    """Files, directories and links that it may make there."""
 
     def __post_init__(self) -> None:
         if self.error not in ("EPERM", "ENOSYS"):
             raise ValueError(f"error {self.error!r}: EPERM or ENOSYS")
+        for limit in (self.write_bytes, self.creates):
+            if limit is not None and not 0 <= limit < 1 << 63:
+                raise ValueError(f"a limit of {limit}")
         for rule in self.files:
             if reason := bad_pattern(rule.pattern):
                 raise ValueError(f"files: {rule.pattern}: {reason}")
@@ -47,7 +54,8 @@ class GuestRules:
                 raise ValueError(f"advisory: {reason}")
 
     def __bool__(self) -> bool:
-        return bool(self.files or self.deny or self.kill or self.advisory)
+        limited = self.write_bytes is not None or self.creates is not None
+        return bool(self.files or self.deny or self.kill or self.advisory) or limited
 
     def table(self) -> bytes:
         """For `agentfw_vmm.Cell.restore()`. ValueError: too many rules."""
@@ -65,12 +73,15 @@ class GuestRules:
             frozenset().union(*(one.kill for one in each)),
             frozenset().union(*(one.advisory for one in each)),
             "ENOSYS" if each and all(one.error == "ENOSYS" for one in each) else "EPERM",
+            min((one.write_bytes for one in each if one.write_bytes is not None), default=None),
+            min((one.creates for one in each if one.creates is not None), default=None),
         )
 
 
 @functools.lru_cache(64)
 def _table(given: GuestRules) -> bytes:
-    return rules.compile_rules(given.files, given.deny, given.kill, given.advisory, getattr(errno, given.error))
+    error = getattr(errno, given.error)
+    return rules.compile_rules(given.files, given.deny, given.kill, given.advisory, error, given.write_bytes, given.creates)
 
 
 def bad_pattern(pattern: str) -> str:

@@ -31,6 +31,8 @@ def test_merged_is_refused_by_any() -> None:
     )
     assert GuestRules.merged([one]) is one and not GuestRules.merged([]) and GuestRules.merged([]).table() == b""
     assert both.table() == both.table() != one.table()
+    limited = GuestRules.merged([GuestRules(write_bytes=5), GuestRules(write_bytes=3, creates=0), one])
+    assert (limited.write_bytes, limited.creates) == (3, 0) and GuestRules(creates=0)
 
 
 @pytest.mark.parametrize(

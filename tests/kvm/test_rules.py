@@ -113,6 +113,27 @@ say("pair", b.recv(1))
     ]
 
 
+def test_what_may_be_written(agentfw: Agentfw, tmp_path: Path) -> None:
+    """Each run has it anew."""
+    (tmp_path / "work").mkdir()
+    code = """
+with open("/box/a", "wb", buffering=0) as f:
+    say("written", [f.write(b"x" * 1000), f.write(b"x" * 1000), error(f.write, b"x")])
+say("made", [error(os.mkdir, "/box/d"), error(os.mkdir, "/box/e"), error(os.mkdir, "/tmp/e")])
+os.rmdir("/box/d"); os.unlink("/box/a")
+"""
+    for _ in range(2):
+        done = run(
+            agentfw,
+            tmp_path,
+            "[policy.files]\nwrite_bytes = '1536'\ncreates = 2",
+            code,
+            "--mount",
+            f"{tmp_path}/work:/box:rw",
+        )
+        assert done.stdout.splitlines() == ["written: [1000, 536, 'EDQUOT']", "made: [None, 'EDQUOT', None]"], done.stderr
+
+
 def test_enosys_and_killed(agentfw: Agentfw, tmp_path: Path) -> None:
     done = run(
         agentfw,
@@ -151,6 +172,8 @@ def test_an_agent_without_its_rules_does_not_start(agentfw: Agentfw, tmp_path: P
         ("[policy.syscalls]\ndeny = ['mmap']", "policy.syscalls.deny.0: `mmap` does not leave the virtual machine"),
         ("[policy.syscalls]\nerror = 'EIO'", "policy.syscalls.error: invalid enum value"),
         ("[policy.files]\nwrite = ['/a']", "policy.files.write: unknown key"),
+        ("[policy.files]\nwrite_bytes = 'much'", "policy.files.write_bytes: `much` is no size"),
+        ("[policy.files]\ncreates = -1", "policy.files.creates: -1: a number of files"),
     ],
 )
 def test_mistakes_are_told_with_their_key(agentfw: Agentfw, tmp_path: Path, rules: str, message: str) -> None:

@@ -490,3 +490,41 @@ def test_paths_that_end_oddly(make: MakeVfs, tree: Path) -> None:
     assert vfs.error("lstat", "/w/there") is None and vfs.error("readlink", "/w/there") == "EACCES"
     assert vfs.raw("stat", *vfs.path("/w/there/", PATH1), 0x100, OUT, CWD) == -errno.EACCES
     assert vfs.raw("unlink", *vfs.path("/w/vault/", PATH1), 0x200, 0, CWD) == -errno.EACCES
+
+
+def test_what_may_be_written_and_made(make: MakeVfs, tree: Path) -> None:
+    """Bytes and names in writable mounts are counted once, whatever comes of them; /tmp has its own limits."""
+    vfs = make(mounts={"/w": (tree / "work", WRITABLE), "/one": (tree / "work/notes.txt", WRITABLE)})
+    assert vfs.rules(compile_rules(write_bytes=1000, creates=4)) == 0
+    handle = vfs.open("/w/new", os.O_CREAT | os.O_RDWR)
+    assert vfs.pwrite(handle, b"x" * 600, 0) == 600
+    assert vfs.raw("truncate", handle, 10) == 0 and vfs.raw("truncate", handle, 110) == 0  # 100 bytes that were not there
+    assert vfs.raw("truncate", handle, 10_000) == -errno.EDQUOT and vfs.fstat(handle).size == 110
+    assert vfs.raw("fallocate", handle, 1, 0, 200) == 0  # KEEP_SIZE
+    assert vfs.raw("fallocate", handle, 0, 0, 1 << 62) == -errno.EDQUOT
+    assert vfs.raw("fallocate", handle, 3, 0, 50) == 0  # PUNCH_HOLE
+    assert vfs.raw("pwrite", handle, 16 << 20, 50, 0) == -errno.EFAULT  # nothing was written: nothing is taken
+    assert vfs.pwrite(handle, b"y" * 70, -1) == 70
+    one = vfs.open("/one", os.O_RDWR)
+    assert vfs.pwrite(one, b"z" * 100, 0) == 30  # a short write, then none
+    assert vfs.raw("pwrite", one, BUFFER, 1, 0) == vfs.raw("pwrite", handle, BUFFER, 1, -1) == -errno.EDQUOT
+    assert vfs.raw("pwrite", handle, BUFFER, 0, 0) == 0
+    vfs.mkdir("/w/d")
+    vfs.symlink("x", "/w/s")
+    vfs.link("/w/new", "/w/l")
+    for path in ("/w/more", "/w/d/more"):
+        assert (
+            vfs.error("open", path, os.O_CREAT | os.O_RDWR)
+            == vfs.error("mkdir", path)
+            == vfs.error("symlink", "x", path)
+            == "EDQUOT"
+        )
+        assert vfs.error("link", "/w/new", path) == "EDQUOT"
+    vfs.unlink("/w/l")
+    vfs.rename("/w/s", "/w/t")
+    assert vfs.error("link", "/w/new", "/w/l") == "EDQUOT"
+    assert vfs.error("open", "/w/new", os.O_CREAT | os.O_RDWR) is None
+    vfs.mkdir("/tmp/d")
+    vfs.write("/tmp/f", b"t" * 5000)
+    assert vfs.rules(compile_rules(creates=0)) == 0
+    assert vfs.error("mkdir", "/w/x") == "EDQUOT" and vfs.pwrite(handle, b"n" * 5000, 0) == 5000

@@ -18,7 +18,8 @@ from ._lib import lib
 
 Action = Literal["read", "deny", "hide"]
 _ACTIONS: dict[Action, int] = {"read": lib.AFW_RULE_READ, "deny": lib.AFW_RULE_DENY, "hide": lib.AFW_RULE_HIDE}
-_HEAD = struct.Struct("<IIII2Q2Q8Q")
+_HEAD = struct.Struct("<IIII2Q2Q8Q2Q")
+_ANY = (1 << 64) - 1
 _RULE = struct.Struct("<IHH")
 _PART = struct.Struct("<IHH")
 _DEPTH = (lib.AFW_PART_DEPTH, b"")
@@ -134,15 +135,21 @@ def compile_rules(
     kill: Iterable[str] = (),
     advisory: Iterable[str] = (),
     error: int = errno.EPERM,
+    write_bytes: int | None = None,
+    creates: int | None = None,
 ) -> bytes:
     """The table for `Cell.restore()`; b"" if nothing is ruled.
 
     deny: names of system calls that fail with `error` (EPERM or ENOSYS); kill: that end the VM with SIGSYS; both of kind "host"
-    or "absent" (`agentfw_vmm.syscalls`). advisory: refused by the guest's own shim. ValueError: bad patterns or names, too many.
+    or "absent" (`agentfw_vmm.syscalls`). advisory: refused by the guest's own shim. write_bytes, creates: what the VM may write
+    to host files in its life, and how many names it may make there. ValueError: bad patterns or names, too many.
     """
     deny, kill, advisory = list(deny), list(kill), list(advisory)
-    if not (files or deny or kill or advisory):
+    if not (files or deny or kill or advisory) and write_bytes is None and creates is None:
         return b""
+    limits = [_ANY if limit is None else limit for limit in (write_bytes, creates)]
+    if not all(0 <= limit <= _ANY for limit in limits):
+        raise ValueError("a limit out of range")
     if error not in (errno.EPERM, errno.ENOSYS):
         raise ValueError("calls are refused with EPERM or ENOSYS")
     denied, refused = _operations(deny)
@@ -167,7 +174,8 @@ def compile_rules(
     size = at + len(text)
     if size > lib.AFW_RULES_SIZE:
         raise ValueError(f"the file rules take {size} bytes of at most {lib.AFW_RULES_SIZE}")
-    head = _HEAD.pack(size, len(compiled), len(parts), error, *_words(denied, 2), *_words(killed, 2), *_words(refused, 8))
+    calls = (*_words(denied, 2), *_words(killed, 2), *_words(refused, 8))
+    head = _HEAD.pack(size, len(compiled), len(parts), error, *calls, *limits)
     return head + rules + index + text
 
 

@@ -140,6 +140,8 @@ struct afw_rules {
     uint64_t deny[2];                /* bit n: ring operation n is refused */
     uint64_t kill[2];                /* bit n: it ends the VM with SIGSYS; goes before deny */
     uint64_t guest[8];               /* bit n: the shim refuses system call n. A courtesy to correct guests, no boundary */
+    uint64_t write_bytes;            /* that may be written to host files, or added to them, in the VM's life; ~0: any number. EDQUOT */
+    uint64_t creates;                /* names that may be made in host directories; ~0: any number */
 };
 #define AFW_RULE_READ 1              /* nothing below may be changed: EROFS */
 #define AFW_RULE_DENY 2              /* as a file of somebody else with mode 000: EACCES */

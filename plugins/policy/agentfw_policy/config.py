@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from .guest import FilesConfig, SyscallsConfig
+from .guest_config import FilesConfig, SyscallsConfig
 
 Mode = Literal["enforce", "report"]
 OwnTls = Literal["passthrough", "intercept", "deny"]

@@ -1,39 +1,15 @@
-"""[policy.files] and [policy.syscalls]: what agents' virtual machines may not do, for the hook `guest_rules`.
-
-[policy.files]
-hide = ["**/.env", "**/.git/config"]
-deny = ["/home/me/project/secrets/**"]
-read_only = ["/data/**"]
-
-[policy.syscalls]
-deny = ["symlink", "link"]
-"""
+"""[policy.files] and [policy.syscalls] compiled, for the hook `guest_rules`, and said to people."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-import msgspec
 from agentfw import ConfigError
 from agentfw.guest_rules import FileRule, GuestRules, bad_call, bad_pattern, enforced_by, same_calls
 
-
-class FilesConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """Lists of patterns of guest paths; of those that match, hide goes before deny, deny before read_only."""
-
-    deny: tuple[str, ...] = ()
-    hide: tuple[str, ...] = ()
-    read_only: tuple[str, ...] = ()
-
-
-class SyscallsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """Lists of names of Linux system calls."""
-
-    deny: tuple[str, ...] = ()
-    kill: tuple[str, ...] = ()
-    advisory: tuple[str, ...] = ()
-    error: Literal["EPERM", "ENOSYS"] = "EPERM"
+from .guest_config import FilesConfig, SyscallsConfig
+from .limits import parse_size
 
 
 def compiled(files: FilesConfig, syscalls: SyscallsConfig, key: str = "") -> GuestRules:
@@ -55,8 +31,20 @@ def compiled(files: FilesConfig, syscalls: SyscallsConfig, key: str = "") -> Gue
         for i, call in enumerate(calls):
             if reason := bad_call(call, advisory=name == "advisory"):
                 raise ConfigError(f"{key}syscalls.{name}.{i}", reason)
+    try:
+        write_bytes = None if files.write_bytes is None else parse_size(files.write_bytes)
+    except ValueError as error:
+        raise ConfigError(f"{key}files.write_bytes", str(error)) from None
+    if files.creates is not None and not 0 <= files.creates < 1 << 63:
+        raise ConfigError(f"{key}files.creates", f"{files.creates}: a number of files")
     rules = GuestRules(
-        tuple(checked()), frozenset(syscalls.deny), frozenset(syscalls.kill), frozenset(syscalls.advisory), syscalls.error
+        tuple(checked()),
+        frozenset(syscalls.deny),
+        frozenset(syscalls.kill),
+        frozenset(syscalls.advisory),
+        syscalls.error,
+        write_bytes,
+        files.creates,
     )
     try:
         rules.table()
@@ -84,6 +72,9 @@ def described(rules: GuestRules) -> list[str]:
     files = ", ".join(f"{n} {word}" for n, word in zip(patterns.values(), ("hidden", "denied", "read-only"), strict=True) if n)
     if files:
         lines.append(f"patterns of files: {files}")
+    for limit, text in ((rules.write_bytes, "bytes written to mounts"), (rules.creates, "files made in mounts")):
+        if limit is not None:
+            lines.append(f"{text}: at most {limit}")
     calls = enforcement(rules)
     for who, text in (
         ("host", "the host refuses"),

@@ -80,8 +80,44 @@ static int64_t op_pwrite(struct vfs *vfs, const uint64_t a[6])
     struct iovec iov = {guest_range(vfs->vm, a[1], len), len};
     if (!iov.iov_base)
         return -EFAULT;
+    if (vfs->vm->rules && !(iov.iov_len = rules_take_bytes(vfs->vm->rules, len)))
+        return -EDQUOT;
     ssize_t n = pwritev2(h->fd, &iov, 1, append ? 0 : (off_t)offset, append ? RWF_APPEND : 0);
-    return n < 0 ? -errno : n;
+    if (n < 0)
+        n = -errno;
+    if (vfs->vm->rules)
+        rules_give_back(vfs->vm->rules, iov.iov_len - (n > 0 ? (uint64_t)n : 0));
+    return n;
+}
+
+/* Before `bytes` more of a host file may take room: all of them are granted, or none */
+static int take_room(struct vfs *vfs, uint64_t bytes)
+{
+    uint64_t granted = vfs->vm->rules ? rules_take_bytes(vfs->vm->rules, bytes) : bytes;
+    if (granted == bytes)
+        return 0;
+    rules_give_back(vfs->vm->rules, granted);
+    return -EDQUOT;
+}
+
+/* Longer: what is added can be written through a mapping, unseen. */
+static int host_truncate(struct vfs *vfs, struct handle *h, uint64_t size)
+{
+    struct stat st;
+    uint64_t more = 0;
+    int r = 0;
+    if (vfs->vm->rules) {
+        if (fstat(h->fd, &st) < 0)
+            return -errno;
+        more = size > (uint64_t)st.st_size ? size - (uint64_t)st.st_size : 0;
+        r = take_room(vfs, more);
+    }
+    if (!r && ftruncate(h->fd, (off_t)size) < 0) {
+        r = -errno;
+        if (vfs->vm->rules)
+            rules_give_back(vfs->vm->rules, more);
+    }
+    return r;
 }
 
 static int64_t op_fstat(struct vfs *vfs, const uint64_t a[6])
@@ -103,7 +139,7 @@ static int64_t op_truncate(struct vfs *vfs, const uint64_t a[6])
         return tmpfs_truncate(vfs->tmpfs, h->tmp, a[1]);
     if (h->kind != BACK_HOST)
         return -EINVAL;
-    return ftruncate(h->fd, (off_t)a[1]) < 0 ? -errno : 0;
+    return host_truncate(vfs, h, a[1]);
 }
 
 static int64_t op_fsync(struct vfs *vfs, const uint64_t a[6])
@@ -183,7 +219,14 @@ static int64_t op_fallocate(struct vfs *vfs, const uint64_t a[6])
         return tmpfs_fallocate(vfs->tmpfs, h->tmp, (int)a[1], a[2], a[3]);
     if (h->kind != BACK_HOST)
         return -EBADF;
-    return fallocate(h->fd, (int)a[1], (off_t)a[2], (off_t)a[3]) < 0 ? -errno : 0;
+    uint64_t more = a[1] & FALLOC_FL_PUNCH_HOLE ? 0 : a[3];
+    r = take_room(vfs, more);
+    if (!r && fallocate(h->fd, (int)a[1], (off_t)a[2], (off_t)a[3]) < 0) {
+        r = -errno;
+        if (vfs->vm->rules)
+            rules_give_back(vfs->vm->rules, more);
+    }
+    return r;
 }
 
 static int64_t op_mapfile(struct vfs *vfs, const uint64_t a[6])

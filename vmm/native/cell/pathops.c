@@ -49,6 +49,12 @@ static int change_in(struct vfs *vfs, const struct place *p, struct place *dir, 
     return r;
 }
 
+/* A name more in a host directory: 0, or -EDQUOT */
+static int take_name(struct vfs *vfs)
+{
+    return vfs->vm->rules ? rules_take_name(vfs->vm->rules) : 0;
+}
+
 /* Opens what a walk found at a host path for real. The type was looked at before (no FIFO or device is opened), and is looked at again. */
 static int host_open_file(const struct place *p, int flags, uint32_t mode)
 {
@@ -166,6 +172,8 @@ static int64_t open_place(struct vfs *vfs, struct place *p, int flags, uint32_t 
     case BACK_HOST:
         if ((writes || !p->exists) && place_writable(p) < 0)
             return -EROFS;
+        if (!p->exists && (r = take_name(vfs)) < 0)
+            return r;
         fd = host_open_file(p, (flags & OPEN_KEPT) | (p->exists ? 0 : O_CREAT | (flags & O_EXCL)), p->exists ? 0 : mode & MODE_BITS);
         if (fd < 0)
             return fd;
@@ -349,7 +357,7 @@ static int64_t op_mkdir(struct vfs *vfs, const uint64_t a[6])
         return r;
     if (dir.kind == BACK_TMP)
         r = tmpfs_create(vfs->tmpfs, dir.tmp, name, S_IFDIR | ((uint32_t)a[2] & 07777), 0, &made);
-    else
+    else if (!(r = take_name(vfs)))
         r = mkdirat(dir.fd, name, (mode_t)a[2] & MODE_BITS) < 0 ? -errno : 0;
     place_done(&dir);
     return r;
@@ -461,7 +469,7 @@ static int64_t op_symlink(struct vfs *vfs, const uint64_t a[6])
         return r;
     if (dir.kind == BACK_TMP)
         r = tmpfs_create(vfs->tmpfs, dir.tmp, name, S_IFLNK | 0777, target, &made);
-    else
+    else if (!(r = take_name(vfs)))
         r = symlinkat(target, dir.fd, name) < 0 ? -errno : 0;
     place_done(&dir);
     return r;
@@ -488,7 +496,8 @@ static int link_places(struct vfs *vfs, const struct place *from, const struct p
     else {
         r = place_parent(vfs, from, &d1, &n1);
         if (!r) {
-            r = linkat(d1.fd, n1, d2.fd, n2, 0) < 0 ? -errno : 0;
+            r = take_name(vfs);
+            r = r < 0 ? r : linkat(d1.fd, n1, d2.fd, n2, 0) < 0 ? -errno : 0;
             place_done(&d1);
         }
     }

@@ -436,6 +436,30 @@ enum rules_verdict rules_op(const struct rules *r, const struct afw_sqe *e)
     return bit(r->head.kill, n) ? RULES_KILL : bit(r->head.deny, n) ? RULES_REFUSE : RULES_OK;
 }
 
+uint64_t rules_take_bytes(struct rules *r, uint64_t want)
+{
+    uint64_t granted = want < r->head.write_bytes ? want : r->head.write_bytes;
+    if (r->head.write_bytes != UINT64_MAX)
+        r->head.write_bytes -= granted;
+    return granted;
+}
+
+void rules_give_back(struct rules *r, uint64_t bytes)
+{
+    if (r->head.write_bytes != UINT64_MAX)
+        r->head.write_bytes += bytes;
+}
+
+int rules_take_name(struct rules *r)
+{
+    if (r->head.creates == UINT64_MAX)
+        return 0;
+    if (!r->head.creates)
+        return -EDQUOT;
+    r->head.creates--;
+    return 0;
+}
+
 int rules_error(const struct rules *r)
 {
     return (int)r->head.error;

@@ -41,5 +41,9 @@ enum rules_verdict { RULES_OK, RULES_REFUSE, RULES_KILL };
 enum rules_verdict rules_op(const struct rules *r, const struct afw_sqe *e);
 int rules_error(const struct rules *r);              /* positive errno */
 const char *rules_op_name(uint32_t op);              /* of the system call that it stands for */
+/* Of what may be written to the host's files, in bytes, and of the names that may be made there. -> how much of `want` is granted, and taken */
+uint64_t rules_take_bytes(struct rules *r, uint64_t want);
+void rules_give_back(struct rules *r, uint64_t bytes);           /* granted, but not written */
+int rules_take_name(struct rules *r);                            /* 0, or -EDQUOT */
 int rules_guest(const struct rules *r, uint32_t syscall);
 #endif
