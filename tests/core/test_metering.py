@@ -12,7 +12,7 @@ from agentfw.metering import Meter, MeteredFlow, Traffic
 from agentfw.testing import MemoryFlow, make_agent
 from agentfw_native import Config as NativeConfig
 from agentfw_native import Plugin as Native
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from .support import Names, Recorder, TlsOnce, async_test, guest, lookup, offload, read_response, running, serving
@@ -50,6 +50,7 @@ def plugins(**metered: Meter) -> tuple[object, ...]:
     st.lists(st.tuples(st.booleans(), st.integers(0, 100)), max_size=30),
     *(st.one_of(st.none(), st.integers(0, 500)) for _ in range(3)),
 )
+@settings(deadline=None)
 def test_limits_are_exact(pieces: list[tuple[bool, int]], max_up: int | None, max_down: int | None, both: int | None) -> None:
     """Nothing beyond a limit passes, and whatever is within all limits does."""
 

@@ -13,7 +13,7 @@ from agentfw.testing import FakeServer, PathError, Response, fetch, make_agent, 
 from agentfw_native import Config as NativeConfig
 from agentfw_native import Plugin as Native
 from agentfw_policy.limits import Bucket, parse_size
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ..core.support import Names, async_test, guest, lookup, serving
@@ -59,6 +59,7 @@ def test_rates() -> None:
 
 
 @given(st.lists(st.floats(0, 3), min_size=1, max_size=60), st.floats(0.1, 20), st.integers(1, 9))
+@settings(deadline=None)
 def test_a_rate_is_never_passed(gaps: list[float], rate: float, burst: int) -> None:
     """In no window do more pass than the burst and what the rate gives meanwhile; and to wait as told is enough."""
     now, passed = 100.0, []

@@ -80,7 +80,7 @@ def read(target: str, readers: list[str]) -> str:
 
 
 @given(targets)
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 def test_what_is_not_ambiguous_is_read_alike_by_all(target: str) -> None:
     path = canonical_path(target)
     if path is None:
@@ -98,7 +98,7 @@ ALLOWING = policy(rule=[{"action": "allow", "host": "api.example", "paths": ["/p
 
 
 @given(targets)
-@settings(max_examples=400)
+@settings(max_examples=400, deadline=None)
 def test_no_reading_of_a_passing_path_is_denied(target: str) -> None:
     denying, allowing = (asked(plugin, f"GET {target}") == "allowed" for plugin in (DENYING, ALLOWING))
     if not denying and not allowing:

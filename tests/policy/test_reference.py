@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agentfw import Destination
+from agentfw_policy.explain import explain
 from agentfw_policy.lint import lint
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,7 +45,7 @@ def compiled(rules: list[dict[str, Any]], default: str) -> Any:
 
 
 @given(rules_, defaults, st.randoms(use_true_random=False))
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_as_the_reference(rules: list[dict[str, Any]], default: str, random: Any) -> None:
     plugin = compiled(rules, default)
     shuffled = list(rules)
@@ -63,10 +64,11 @@ def test_as_the_reference(rules: list[dict[str, Any]], default: str, random: Any
             expected = expected and reference.requests(rules, default, host, port, method, path)
             assert (asked(plugin, f"{method} {path}", where) == "allowed") is expected, (where, method, path)
             assert (asked(other, f"{method} {path}", where) == "allowed") is expected
+            assert explain(plugin._policy, lambda key: "", AGENT, where + path, method).allowed is expected
 
 
 @given(rules_, defaults, st.sampled_from(HOSTS), st.sampled_from(PORTS))
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_deny_wins(rules: list[dict[str, Any]], default: str, host: str, port: int) -> None:
     plugin = policy(default=default, deny=[host], rule=[rule | {"raw": False} for rule in rules])
     for scheme in ("https", "http", "tcp", "udp", "tls", "dns"):
@@ -76,7 +78,7 @@ def test_deny_wins(rules: list[dict[str, Any]], default: str, host: str, port: i
 
 
 @given(rules_, st.sampled_from(["8.8.8.8", "8.8.4.4", "9.9.9.9"]), st.sampled_from(PORTS))
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_a_denied_address_is_denied_to_every_name(rules: list[dict[str, Any]], address: str, port: int) -> None:
     """As what a name resolves to, conditional rules cannot be held against it."""
     plugin = compiled(rules, "allow")
@@ -95,7 +97,7 @@ def test_a_denied_address_is_denied_to_every_name(rules: list[dict[str, Any]], a
 
 
 @given(rules_, defaults)
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 def test_what_check_finds_without_effect_has_none(rules: list[dict[str, Any]], default: str) -> None:
     notes = [note for note in lint(compiled(rules, default)._policy) if "has no effect" in note.text]
     for note in notes[:2]:

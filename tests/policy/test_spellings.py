@@ -52,7 +52,7 @@ def decide(spelling: str) -> str:
 
 
 @given(names)
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 def test_names(spelling: str) -> None:
     plain = spelling.lower()
     known = decide(spelling)
@@ -95,7 +95,7 @@ def spellings(address: str) -> list[str]:
 
 
 @given(st.one_of(st.sampled_from(["10.0.0.1", "8.8.4.4", "8.8.8.8", "9.9.9.9"]), st.ip_addresses(v=4).map(str)))
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 def test_addresses(address: str) -> None:
     """None of them gets where the plain one does not; the dialler, given a name that resolves to it, says the same."""
     known = decide(address)
