@@ -149,8 +149,8 @@ def own_tls(agent: Agent, destination: Destination) -> Awaitable[OwnTls | None] 
 @hookspec
 def meters(agent: Agent, destination: Destination) -> list[Meter] | None:
     """The meters (`agentfw.metering.Meter`) that count, and limit, what this agent's flows to `destination` carry, besides those
-    attached to the agent's `Runtime.traffic()`. Called once for a flow, when its destination is known; all results count. Never
-    awaitable.
+    attached to the agent's `Runtime.traffic()`. Called once for a flow, when its destination is known, and again after a
+    reload; all results count. Never awaitable.
 
     Budget: 20 us, once a flow.
     """

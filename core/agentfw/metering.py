@@ -143,6 +143,31 @@ class Traffic:
             meter.disconnect()
 
 
+class Aim:
+    """The meters of a flow's destination, or of a datagram socket's peer."""
+
+    __slots__ = ("meters",)
+
+    def __init__(self) -> None:
+        self.meters: tuple[Meter, ...] = ()
+
+    def add(self, meters: Sequence[Meter], up: int = 0, down: int = 0) -> None:
+        """Connect those that are not there yet, and count what was carried so far. Denied if that is too much for one."""
+        for meter in meters:
+            if meter not in self.meters:
+                meter.connect()
+                self.meters = (*self.meters, meter)
+                meter.up += up
+                meter.down += down
+                meter.passed()
+
+    def end(self) -> None:
+        """It is over. Idempotent."""
+        meters, self.meters = self.meters, ()
+        for meter in meters:
+            meter.disconnect()
+
+
 class MeteredFlow:
     """An `agentfw.flows.Flow` that counts for its agent. `receive()`, `send()` and `send_datagram()` raise `Denied` when that is
     more than a meter lets pass."""
@@ -155,7 +180,7 @@ class MeteredFlow:
         self.down = 0
         self.enforcing = True
         """False: counted only. For the resolver, which says itself why it refuses."""
-        self._meters: tuple[Meter, ...] = ()
+        self._aim = Aim()
 
     @property
     def kind(self) -> str:
@@ -171,20 +196,12 @@ class MeteredFlow:
 
     def aim(self, meters: Sequence[Meter]) -> None:
         """The flow's destination is known: these count it too, what it carried so far included. Denied if that, or one flow
-        more, is too much. `end()` must follow."""
-        for meter in meters:
-            if meter not in self._meters:
-                meter.connect()
-                self._meters = (*self._meters, meter)
-                meter.up += self.up
-                meter.down += self.down
-                meter.passed()
+        more, is too much. May be called again; `end()` must follow."""
+        self._aim.add(meters, self.up, self.down)
 
     def end(self) -> None:
         """It is over, for the meters of its destination."""
-        meters, self._meters = self._meters, ()
-        for meter in meters:
-            meter.disconnect()
+        self._aim.end()
 
     def _count(self, up: int, down: int, enforcing: bool) -> None:
         self.up += up
@@ -192,7 +209,8 @@ class MeteredFlow:
         traffic = self.traffic
         traffic.up += up
         traffic.down += down
-        meters = (*traffic.meters, *self._meters) if self._meters else traffic.meters
+        aimed = self._aim.meters
+        meters = (*traffic.meters, *aimed) if aimed else traffic.meters
         for meter in meters:  # first all of them: one that refuses hides nothing from the others
             meter.up += up
             meter.down += down

@@ -15,7 +15,7 @@ from agentfw.config import Config, load_config
 from agentfw.plugins import load_plugins
 from agentfw.reports import AuditEvent
 from agentfw.runtime import Runtime
-from agentfw.testing import make_agent
+from agentfw.testing import MemoryFlow, make_agent
 from agentfw_policy import Plugin
 
 from ..core.support import Names, Recorder, TlsOnce, async_test, guest, lookup, offload, read_response, serving
@@ -247,3 +247,31 @@ async def test_bytes_that_were_used_count_on() -> None:
             with pytest.raises(ConnectionResetError):
                 while True:
                     await flow.guest_receive()
+
+
+@async_test
+async def test_limits_of_a_rule_come_and_go_for_open_flows() -> None:
+    def table(**limits: Any) -> dict[str, Any]:
+        return {"allow": ["a.example"], "rule": [{"action": "allow", "host": "a.example", "name": "a", "limits": limits}]}
+
+    async with serving(echo) as port, serving_agents(**table()) as (runtime, _):
+        await lookup(runtime, "a.example", RED)
+
+        async def carries(flow: MemoryFlow) -> bool:
+            try:
+                await flow.guest_send(b"\x01" * 100)
+                return bool(await flow.guest_receive())
+            except (ConnectionResetError, BrokenPipeError):
+                return False
+
+        async with guest(runtime, "127.0.0.1", port, agent=RED) as flow:
+            assert await carries(flow)
+            await reload(runtime, **table(bytes=1000, connections=1))
+            assert await carries(flow)
+            async with guest(runtime, "127.0.0.1", port, agent=RED) as second:
+                assert not await carries(second), "the one that was open counts"
+            await reload(runtime, allow=["a.example"])
+            for _ in range(10):
+                assert await carries(flow), "the rule is gone, and its limits with it"
+            await reload(runtime, **table(bytes=1000))
+            assert not await carries(flow), "what it carried before is too much"

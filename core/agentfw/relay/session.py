@@ -142,7 +142,12 @@ class Session:
         """The flow is for `destination`: it is metered as such from its first byte on. Denied if that is too much, HookError."""
         if destination != self._aim:
             self._aim = destination
-            self.flow.aim(self.runtime.meters(self.agent, destination))
+            self.use.meter = self._meter
+            self._meter()
+
+    def _meter(self) -> None:
+        assert self._aim is not None
+        self.flow.aim(self.runtime.meters(self.agent, self._aim))
 
     def count(self, name: str) -> None:
         self.runtime.counters[name] += 1

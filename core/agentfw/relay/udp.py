@@ -8,13 +8,14 @@ import errno
 import logging
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..agents import Agent
 from ..destination import parse_address
 from ..errors import AgentfwError, ConnectError, Denied, UpstreamError
 from ..flows import errno_of
-from ..metering import Meter, MeteredFlow, Traffic
+from ..metering import Aim, Meter, MeteredFlow, Traffic
 from ..upstream import Upstream
 from . import dns
 from .record import FlowRecord
@@ -159,17 +160,15 @@ class UdpRelay:
         """The datagrams of one peer, both ways. AgentfwError if it cannot be had."""
         upstream = await self._connect(use, address, port)
         back: asyncio.Task[None] | None = None
-        connected: list[Meter] = []
+        aim, meters = Aim(), partial(self._runtime.meters, self._agent, upstream.destination)
         try:
-            meters = self._runtime.meters(self._agent, upstream.destination)
-            for meter in meters:
-                meter.connect()
-                connected.append(meter)
-            back = asyncio.get_running_loop().create_task(self._back(upstream, meters, address, port))
+            use.meter = lambda: aim.add(meters())
+            use.meter()
+            back = asyncio.get_running_loop().create_task(self._back(upstream, aim, address, port))
             while True:
                 async with asyncio.timeout(PEER_IDLE):
                     data = await queue.get()
-                if not self._metered(meters, len(data), 0):
+                if not self._metered(aim, len(data), 0):
                     continue
                 try:
                     await upstream.send(data)
@@ -183,19 +182,18 @@ class UdpRelay:
                 back.cancel()
                 await asyncio.gather(back, return_exceptions=True)
             upstream.release()
-            for meter in connected:
-                meter.disconnect()
+            aim.end()
 
     def _tell(self, error: OSError | UpstreamError, address: str, port: int) -> None:
         """What an ICMP message said, as the guest's own network would pass it on."""
         if isinstance(error, OSError) and error.errno:
             self._flow.send_datagram_error(error.errno, address, port)
 
-    def _metered(self, meters: list[Meter], up: int, down: int) -> bool:
-        for meter in meters:
+    def _metered(self, aim: Aim, up: int, down: int) -> bool:
+        for meter in aim.meters:
             meter.up += up
             meter.down += down
-        return all([self._passed(meter) for meter in meters])
+        return all([self._passed(meter) for meter in aim.meters])
 
     async def _connect(self, use: Use, address: str, port: int) -> Upstream:
         runtime, agent = self._runtime, self._agent
@@ -203,7 +201,7 @@ class UdpRelay:
         self._record.met(destination)
         return await use.connect(destination, None)
 
-    async def _back(self, upstream: Upstream, meters: list[Meter], address: str, port: int) -> None:
+    async def _back(self, upstream: Upstream, aim: Aim, address: str, port: int) -> None:
         while True:
             try:
                 data = await upstream.receive()
@@ -211,7 +209,7 @@ class UdpRelay:
                 self._tell(error, address, port)
                 await asyncio.sleep(0.05)
                 continue
-            if not self._metered(meters, 0, len(data)):
+            if not self._metered(aim, 0, len(data)):
                 continue
             try:
                 await self._flow.send_datagram(data, address, port)

@@ -7,7 +7,7 @@ that a policy that comes while it is connecting finds it, too.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,8 @@ class Use:
         """Of the request to destinations[0] that is being answered, as the agent sent it."""
         self.own_tls: str | None = None
         """The verdict on TLS that the agent makes itself, if this is such a flow."""
+        self.meter: Callable[[], None] | None = None
+        """Asks anew which meters count it. Denied if one of them has enough."""
         self.refused: AgentfwError | None = None
         """Why it was cut."""
         self._task: asyncio.Task[object] | None = None
@@ -59,6 +61,8 @@ class Use:
         """Raise what speaks against it now."""
         for destination in self.destinations:
             await self._runtime.plugins.allow(self.agent, destination)
+        if self.meter is not None:
+            self.meter()
         if self.head is not None and self.destinations:
             await self._runtime.plugins.recheck(self.agent, self.destinations[0], self.head)
         if self.own_tls is not None and self.destinations:

@@ -16,7 +16,7 @@ from agentfw.reports import ExchangeReport
 from agentfw.runtime import Runtime
 
 from .config import Config, OwnTls
-from .limits import Account, Exhausted
+from .limits import Account, Exhausted, Limits
 from .profiles import DEFAULT, Policy, Profile
 from .reporting import Reports
 from .rules import Finding, Rule, RuleSet
@@ -240,8 +240,8 @@ class Plugin:
             if identity in rules:
                 rule = rules[identity]
                 account.change(self._policy.rule_limits(rule), state.rules.reports(rule), now)
-            else:
-                del state.by_rule[identity]
+            else:  # flows may still be counted for it
+                state.by_rule.pop(identity).change(Limits({}), False, now)
 
     def _attach(self, state: _State) -> None:
         """Have the core count for the agent's accounts, its flows that are open included."""
