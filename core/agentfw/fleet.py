@@ -28,6 +28,7 @@ from . import guest_trust
 from .agents import Agent, ExitReport
 from .errors import AgentfwError, HookError
 from .guestfs import HOME
+from .reports import AuditEvent
 from .runtime import Runtime
 from .snapshots import Progress, SnapshotStore, Template, TemplateError, cell_config
 
@@ -425,6 +426,7 @@ class Fleet:
         try:
             rules = self.runtime.plugins.guest_rules(agent).table()
         except (AgentfwError, ValueError) as error:
+            self.runtime.note(agent, None, error)
             return self._done(agent, ExitReport("internal", text=f"not started without its rules: {error}"), None)
         run = _Run(agent, host, vm)
         host.runs[vm] = run
@@ -477,6 +479,10 @@ class Fleet:
         return self._done(agent, _report(ended, seconds), run.statistics)
 
     def _done(self, agent: Agent, report: ExitReport, statistics: VmStatistics | None) -> Result:
+        if statistics is not None and (statistics.refused_paths or statistics.refused_calls):
+            reason = "it went for files or system calls that are not for it"
+            paths, calls = str(statistics.refused_paths), str(statistics.refused_calls)
+            self.runtime.audit(AuditEvent.about("denied", agent, rule="guest_rules", reason=reason, paths=paths, calls=calls))
         self.runtime.agent_exited(agent, report)
         return Result(agent, report, statistics)
 

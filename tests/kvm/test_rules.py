@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -78,7 +79,19 @@ say("allowed", [open("public/a").read(), sorted(os.listdir("public")), len(tempf
         "map: [b'the', 'EACCES']",
         "allowed: ['the text of work/pub/a', ['a', 'b'], True]",
     ]
+    assert re.search(r"refused by their rules +\d+ paths, 0 system calls", done.stderr), done.stderr
     assert (tmp_path / "work/public/b").read_text() == "new" and (tmp_path / "work/data/table").read_text()[:8] == "the text"
+
+
+TELL = """
+import sys
+from agentfw import hookimpl
+class Plugin:
+    @hookimpl
+    def audit(self, event):
+        if event.kind == "denied" and event.rule == "guest_rules":
+            print("audit:", event.rule, event.extra["paths"], event.extra["calls"], file=sys.stderr)
+"""
 
 
 def test_system_calls(agentfw: Agentfw, tmp_path: Path) -> None:
@@ -101,8 +114,10 @@ a, b = socket.socketpair()
 a.send(b"x")
 say("pair", b.recv(1))
 """
-    done = run(agentfw, tmp_path, rules, code)
+    (tmp_path / "tell.py").write_text(TELL)
+    done = run(agentfw, tmp_path, rules, code, "--plugins", "policy,./tell.py")
     assert done.returncode == 0, done.stderr
+    assert re.search(r"^audit: guest_rules 0 [1-9]$", done.stderr, re.MULTILINE), done.stderr
     assert done.stdout.splitlines() == [
         "files: ['EPERM', 'EPERM', 'EPERM', 'ENOENT']",
         "network: ['EPERM', 'EPERM']",

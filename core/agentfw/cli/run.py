@@ -626,6 +626,8 @@ def _statistics(results: list[Result], counted: dict[str, Any], seconds: float) 
         ("thread switches", vm.get("n_switch", 0)),
         ("CPU seconds", f"{vm.get('cpu_ns', 0) / 1e9:.3f}"),
     ]  # fmt: skip
+    if vm.get("refused_paths") or vm.get("refused_calls"):
+        rows.append(("refused by their rules", f"{vm['refused_paths']} paths, {vm['refused_calls']} system calls"))
     counters, hooks = split_hooks(counted)
     for name, value in sorted(counters.items()):
         if value or name in ALWAYS:
