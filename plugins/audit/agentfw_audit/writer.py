@@ -17,6 +17,8 @@ import msgspec
 MODE = 0o600
 BATCH = 1 << 20
 """Bytes written at a time, about."""
+GATHER = 0.05
+"""Seconds that a line may wait for others to be written with: a thread woken for each would cost agents more than the line."""
 
 log = logging.getLogger("agentfw.audit")
 
@@ -148,7 +150,7 @@ class Writer:
                 return
             self._lines.append(line)
             self._size += len(line) + 1
-            if len(self._lines) == 1:
+            if len(self._lines) == 1 or self._size > BATCH:
                 self._some.notify()
 
     def turn_to(self, file: LogFile, buffer_bytes: int) -> None:
@@ -174,6 +176,8 @@ class Writer:
             with self._some:
                 while not (self._lines or self._missing or self._next or self._ended):
                     self._some.wait()
+                if not self._ended and self._size < BATCH:
+                    self._some.wait_for(lambda: self._ended or self._size >= BATCH, GATHER)
                 lines, missing = self._take()
                 if not lines and not missing:  # another file gets nothing that happened before
                     other, self._next = self._next, None

@@ -112,7 +112,8 @@ class RequestWatch:
         given = [limit for limit in limits if limit is not None and limit > 0]
         self.max_tokens = max(given) if given else None
         prompts = (request.messages, request.input, request.prompt, request.contents)
-        self._text = sum(map(_text_size, (*prompts, request.system, request.instructions, request.tools)))
+        parts = (*prompts, request.system, request.instructions, request.tools)
+        self._text = sum(_text_size(part) for part in parts if part)
 
 
 def _text_size(part: msgspec.Raw) -> int:

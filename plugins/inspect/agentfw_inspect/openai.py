@@ -45,8 +45,10 @@ class _Content(msgspec.Struct):
 
     @property
     def size(self) -> int:
+        if self.content and size(self.content):
+            return size(self.content)
         reasoning = self.reasoning_content or self.reasoning
-        parts = (self.content, self.refusal, reasoning, self.tool_calls, self.function_call, self.audio)
+        parts = (self.refusal, reasoning, self.tool_calls, self.function_call, self.audio)
         return sum(size(part) for part in parts if part)
 
 

@@ -60,8 +60,13 @@ class _Live:
         for row in self.rows:
             row.in_flight += 1
 
+    def forget(self) -> None:
+        """Those who look refer to this: a cycle would be the garbage collector's, which walks all objects of all agents."""
+        self.request = self.response = self.status_head = None
+
     def end(self) -> None:
-        self.reserve(0, 0, 0.0)
+        if self.reserved != (0, 0, 0.0):
+            self.reserve(0, 0, 0.0)
         for row in self.rows:
             row.in_flight -= 1
             if not row.in_flight:
@@ -127,18 +132,20 @@ class Plugin:
         before = self._live.pop(head.exchange, None)
         if before is not None:  # sent again
             before.end()
+            before.forget()
         self._admit(agent)
         live = self._live[head.exchange] = _Live(agent, call, destination, self._rows_of(agent))
         live.begin()
-        length = head.headers.get("content-length", "0") or "0"
-        live.reserve(-(-int(length) // CHARACTERS_A_TOKEN) if length.isdecimal() else 0, OUTPUT_RESERVED, 0.0)
-        readable = all(encoding == "identity" for encoding in head.headers.tokens("content-encoding"))
+        if self._budgets:
+            length = head.headers.get("content-length") or "0"
+            live.reserve(-(-int(length) // CHARACTERS_A_TOKEN) if length.isdecimal() else 0, OUTPUT_RESERVED, 0.0)
+        coding = head.headers.get("content-encoding")
+        readable = coding is None or coding.lower() == "identity"
         live.request = RequestWatch(readable, lambda: self._asked(live))
         head.transforms.append(live.request)
         if not readable:
             self._asked(live)
-        accepted = head.headers.tokens("accept-encoding")
-        if accepted and not all(each.partition(";")[0].strip() in _READABLE for each in accepted):
+        if "accept-encoding" in head.headers and not _readable(head.headers.tokens("accept-encoding")):
             head.headers.set("Accept-Encoding", "identity")
 
     def _admit(self, agent: Agent) -> None:
@@ -173,13 +180,14 @@ class Plugin:
         live = self._live.get(request.exchange)
         if live is None:
             return
-        live.status_head = head
+        live.status_head = head  # not in `observe`, which is in it
         watch: ResponseWatch | None = None
 
         def observe(piece: bytes, last: bool) -> None:
             nonlocal watch
             if watch is None:  # all hooks have had their say: this is what the agent gets
-                call = live.call
+                call, head = live.call, live.status_head
+                assert head is not None
                 watch = live.response = ResponseWatch(call.provider, call.operation, call.pieces, live.reading, self._clock)
                 watch.begin(head.headers.get("content-type") or "", head.headers.tokens("content-encoding"))
             watch(piece, last)
@@ -193,18 +201,21 @@ class Plugin:
             return
         live.end()
         if exchange.denied_rule and exchange.first_byte is None:
+            live.forget()
             return  # refused by somebody else before it was answered
         call = self._made(live, exchange)
+        live.forget()
         latency = bucket_of(call.seconds)
         first = None if call.first_token is None else bucket_of(call.first_token)
         model = call.model or "(unknown)"
         if not self._models.known(model) and call.failed and not live.reading.model:
             model = OTHER  # a name that only the agent says
-        for row in (*live.rows, self._models.get(model), self._destinations.get(str(call.destination))):
+        place = str(call.destination)
+        for row in (*live.rows, self._models.get(model), self._destinations.get(place)):
             row.add(call, latency, first)
         if call.rate_limits:
-            self._limits[str(call.destination)] = dict(call.rate_limits)
-            self._limits.move_to_end(str(call.destination))
+            self._limits[place] = dict(call.rate_limits)
+            self._limits.move_to_end(place)
             if len(self._limits) > MAX_DESTINATIONS:
                 self._limits.popitem(last=False)
         if self._budgets:
@@ -359,11 +370,17 @@ def _counts(live: _Live, exchange: ExchangeReport, billed: bool) -> tuple[int | 
     return inputs, outputs, estimated
 
 
+def _readable(encodings: list[str]) -> bool:
+    return all(each.partition(";")[0].strip() in _READABLE for each in encodings)
+
+
 def _rate_limits(head: ResponseHead | None) -> dict[str, str]:
     if head is None:
         return {}
     found: dict[str, str] = {}
     for name, value in head.headers:
+        if name[:1] not in "xXaArR":
+            continue
         lower = name.lower()
         if lower.startswith(_LIMITS) and len(found) < MAX_LIMIT_HEADERS:
             found[lower[:64]] = shown(value, 128)

@@ -94,17 +94,22 @@ class Totals:
         self.reserved_cost = 0.0
 
     def add(self, call: ModelCall, latency: int, first_token: int | None) -> None:
-        """`latency`, `first_token`: buckets."""
+        """`latency`, `first_token`: buckets. Half a dozen of these a call: what is 0 is not added."""
         self.calls += 1
         if call.failed:
             self.failed += 1
+        if call.input_tokens:
+            self.input_tokens += call.input_tokens
+        if call.output_tokens:
+            self.output_tokens += call.output_tokens
+        if call.cache_read_tokens:
+            self.cache_read_tokens += call.cache_read_tokens
+        if call.cache_write_tokens:
+            self.cache_write_tokens += call.cache_write_tokens
+        if call.reasoning_tokens:
+            self.reasoning_tokens += call.reasoning_tokens
         if call.estimated:
             self.estimated += 1
-        self.input_tokens += call.input_tokens or 0
-        self.output_tokens += call.output_tokens or 0
-        self.cache_read_tokens += call.cache_read_tokens
-        self.cache_write_tokens += call.cache_write_tokens
-        self.reasoning_tokens += call.reasoning_tokens or 0
         if call.cost is not None:
             self.cost += call.cost
         elif call.input_tokens or call.output_tokens:
