@@ -3,7 +3,8 @@
     python bench/inspection.py [--calls 3000]
 
 Three runtimes in one process, blocks of calls taking turns: without, with `inspect`, with `inspect` and `audit`. CPU is this
-process's, of client, runtime and the log's thread. Then the hooks of `inspect` alone. Then streams and documents through the reader, in pieces as TLS gives them.
+process's: of client, runtime and the log's thread. Then the hooks of `inspect` alone. Then streams and documents through the reader, in pieces
+as TLS gives them.
 """
 
 from __future__ import annotations
@@ -79,8 +80,9 @@ async def path(options: argparse.Namespace, port: int, ca: str) -> None:
     for name, seconds in times.items():
         middle, used = statistics.median(seconds), statistics.median(cpu[name])
         p99 = sorted(seconds)[int(len(seconds) * 0.99)]
-        print(f"{name:8}  p50 {1000 * middle:7.3f} ms   p99 {1000 * p99:7.3f} ms   ratio {middle / base:.3f}   "
-              f"CPU {1e6 * used:6.1f} us, {1e6 * (used - base_cpu):+6.1f} us, ratio {used / base_cpu:.3f}   ({len(seconds)} calls)")  # fmt: skip
+        cpu_text = f"CPU {1e6 * used:6.1f} us, {1e6 * (used - base_cpu):+6.1f} us, ratio {used / base_cpu:.3f}"
+        text = f"p50 {1000 * middle:7.3f} ms   p99 {1000 * p99:7.3f} ms   ratio {middle / base:.3f}"
+        print(f"{name:8}  {text}   {cpu_text}   ({len(seconds)} calls)")
 
 
 ANSWER = json.dumps({

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from .destination import Destination
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCall:
+class ModelCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Everything is known when it is told: the response has ended, been cut, or did not come. None: nobody said.
 
     `input_tokens` are all that went in, those of the cache among them; `output_tokens` all that came out, reasoning among them.
@@ -50,7 +50,7 @@ class ModelCall:
     """The provider's word for what went wrong ("rate_limit_error"), or ours ("cut", "upstream")."""
     error: str = ""
     """Its message, one line, cut."""
-    rate_limits: Mapping[str, str] = field(default_factory=dict)
+    rate_limits: Mapping[str, str] = {}
     """Rate-limit headers of the response, names in lower case."""
 
     @property

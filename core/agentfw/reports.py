@@ -28,8 +28,7 @@ def shown(text: str, limit: int = MAX_TEXT) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeReport:
+class ExchangeReport(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One HTTP request and what came of it. `target` is the agent's own, before any hook changed it."""
 
     exchange: int
@@ -59,8 +58,7 @@ class ExchangeReport:
     """It became another protocol (101)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlowReport:
+class FlowReport(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One socket of a guest's, from connect() (or the first datagram) to its end."""
 
     kind: str

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 from collections.abc import Awaitable, Callable
-from dataclasses import fields
 
 import dnslib
 import msgspec
@@ -509,4 +508,4 @@ def test_an_event_is_plain_json() -> None:
     event = AuditEvent.about("denied", make_agent(team="red"), Destination("https", HOST, 443), reason="a\nb", method="x" * 5000)
     told = msgspec.json.decode(msgspec.json.encode(event))
     assert told["labels"] == {"team": "red"} and told["reason"] == "a\\nb" and len(told["extra"]["method"]) == 1024
-    assert {"head", "headers", "request"}.isdisjoint(field.name for field in fields(ExchangeReport))
+    assert {"head", "headers", "request"}.isdisjoint(ExchangeReport.__struct_fields__)

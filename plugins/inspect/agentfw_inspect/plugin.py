@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 
-from agentfw import Agent, Denied, Destination, ExitReport, RequestHead, ResponseHead, hookimpl
+from agentfw import Agent, Denied, Destination, ExitReport, Headers, RequestHead, ResponseHead, hookimpl
 from agentfw.model_calls import ModelCall
 from agentfw.reports import ExchangeReport, Table, shown
 from agentfw.runtime import Runtime
@@ -35,7 +35,7 @@ class _Live:
 
     __slots__ = ("agent", "call", "destination", "reading", "request", "reserved", "response", "rows", "status_head")
 
-    def __init__(self, agent: Agent, call: Recognised, destination: Destination, rows: list[Totals]) -> None:
+    def __init__(self, agent: Agent, call: Recognised, destination: Destination, rows: tuple[Totals, ...]) -> None:
         self.agent = agent
         self.call = call
         self.destination = destination
@@ -91,14 +91,14 @@ class Plugin:
         self._live: dict[int, _Live] = {}
         """By exchange."""
         self._run = Totals()
-        self._running: set[str] = set()
-        """Ids of agents that have called a model and have not ended."""
-        self._agents = Rows(MAX_AGENTS, lambda name: name not in self._running)
+        self._rows: dict[str, tuple[Totals, ...]] = {}
+        """By agent's id, of those that have called a model and have not ended."""
+        self._agents = Rows(MAX_AGENTS, lambda name: name not in self._rows)
         self._labels = Rows(MAX_LABELS, self._label_may_fold)
         self._models = Rows(MAX_MODELS)
         self._destinations = Rows(MAX_DESTINATIONS)
-        self._limits: OrderedDict[str, dict[str, str]] = OrderedDict()
-        """By destination: rate-limit headers last seen."""
+        self._heads: dict[str, Headers] = {}
+        """By destination: those of its last response, as the agent got them."""
         self._names: dict[str, str] = {}
         """Of agents by id, as far as there are rows."""
         self._counters: Counter[str] = Counter()
@@ -203,6 +203,11 @@ class Plugin:
         if exchange.denied_rule and exchange.first_byte is None:
             live.forget()
             return  # refused by somebody else before it was answered
+        place = str(live.destination)
+        if live.status_head is not None:
+            self._heads[place] = live.status_head.headers
+            if len(self._heads) > MAX_DESTINATIONS:
+                self._heads.pop(next(iter(self._heads)))
         call = self._made(live, exchange)
         live.forget()
         latency = bucket_of(call.seconds)
@@ -210,18 +215,16 @@ class Plugin:
         model = call.model or "(unknown)"
         if not self._models.known(model) and call.failed and not live.reading.model:
             model = OTHER  # a name that only the agent says
-        place = str(call.destination)
         for row in (*live.rows, self._models.get(model), self._destinations.get(place)):
             row.add(call, latency, first)
-        if call.rate_limits:
-            self._limits[place] = dict(call.rate_limits)
-            self._limits.move_to_end(place)
-            if len(self._limits) > MAX_DESTINATIONS:
-                self._limits.popitem(last=False)
         if self._budgets:
             self._warden.watch(agent, self._accounts_of(agent))
         if self._warden.runtime is not None:
             self._warden.runtime.plugins.model_call(agent, call)
+
+    def _told(self) -> bool:
+        """Somebody wants to know of each call."""
+        return self._warden.runtime is not None and self._warden.runtime.plugins.implemented("model_call")
 
     def _made(self, live: _Live, exchange: ExchangeReport) -> ModelCall:
         reading, watch, request = live.reading, live.response, live.request
@@ -276,21 +279,23 @@ class Plugin:
             currency=self._config.currency if cost is not None else "",
             error_type=error_type,
             error=error,
-            rate_limits=_rate_limits(head),
+            rate_limits={} if head is None or not self._told() else _rate_limits(head.headers),
         )
 
     # -- whose it is
 
-    def _rows_of(self, agent: Agent) -> list[Totals]:
-        if len(self._running) >= MAX_LIVE_AGENTS:
-            self._running.clear()
-        self._running.add(agent.id)
-        if agent.id not in self._names:
+    def _rows_of(self, agent: Agent) -> tuple[Totals, ...]:
+        """Where this agent's calls are added. Kept while it runs: its row is not folded as long."""
+        found = self._rows.get(agent.id)
+        if found is None:
+            if len(self._rows) >= MAX_LIVE_AGENTS:
+                self._rows.clear()
             if len(self._names) >= MAX_LIVE_AGENTS:
                 self._names.clear()
             self._names[agent.id] = agent.name
-        labels = [self._labels.get(f"{name}={value}") for name, value in agent.labels.items()]
-        return [self._run, self._agents.get(agent.id), *labels]
+            labels = [self._labels.get(f"{name}={value}") for name, value in agent.labels.items()]
+            found = self._rows[agent.id] = (self._run, self._agents.get(agent.id), *labels)
+        return found
 
     def _accounts_of(self, agent: Agent) -> tuple[Account, ...]:
         found = self._accounts.get(agent.id)
@@ -312,11 +317,14 @@ class Plugin:
 
     def _label_may_fold(self, row: str) -> bool:
         """Not if a budget counts by it: that would be forgotten."""
-        return not any(row.startswith(f"{budget.per[6:]}=") for budget in self._budgets if budget.per.startswith("label:"))
+        if any(row.startswith(f"{budget.per[6:]}=") for budget in self._budgets if budget.per.startswith("label:")):
+            return False
+        self._rows.clear()  # the row may be in some
+        return True
 
     @hookimpl
     def exit(self, agent: Agent, report: ExitReport) -> None:
-        self._running.discard(agent.id)
+        self._rows.pop(agent.id, None)
         self._accounts.pop(agent.id, None)
 
     # -- what is told
@@ -348,7 +356,8 @@ class Plugin:
         names = self._names
         agents = [(names.get(agent, agent), row) for agent, row in self._agents.items()]
         currency = self._config.currency if self._prices else ""
-        return make_tables(self._run, self._models, agents, self._labels, self._destinations, self._limits, currency)
+        limits = {place: _rate_limits(headers) for place, headers in self._heads.items()}
+        return make_tables(self._run, self._models, agents, self._labels, self._destinations, limits, currency)
 
 
 def _counts(live: _Live, exchange: ExchangeReport, billed: bool) -> tuple[int | None, int | None, bool]:
@@ -374,13 +383,9 @@ def _readable(encodings: list[str]) -> bool:
     return all(each.partition(";")[0].strip() in _READABLE for each in encodings)
 
 
-def _rate_limits(head: ResponseHead | None) -> dict[str, str]:
-    if head is None:
-        return {}
+def _rate_limits(headers: Headers) -> dict[str, str]:
     found: dict[str, str] = {}
-    for name, value in head.headers:
-        if name[:1] not in "xXaArR":
-            continue
+    for name, value in headers:
         lower = name.lower()
         if lower.startswith(_LIMITS) and len(found) < MAX_LIMIT_HEADERS:
             found[lower[:64]] = shown(value, 128)
