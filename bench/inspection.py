@@ -2,9 +2,9 @@
 
     python bench/inspection.py [--calls 3000]
 
-Three runtimes in one process, blocks of calls taking turns: without, with `inspect`, with `inspect` and `audit`. CPU is this
-process's: of client, runtime and the log's thread. Then the hooks of `inspect` alone. Then streams and documents through the reader, in pieces
-as TLS gives them.
+Three runtimes in one process, blocks of calls taking turns: without, with `inspect`, with `inspect` and `audit`. CPU is that of
+this process: client, runtime and the log's thread. Then the hooks of `inspect` alone. Then streams and documents through the
+reader, in pieces as TLS gives them.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def run(
     network is what the plugins let through.
     """
     from ..config import Config, load_config
-    from ..plugins import DEFAULT
+    from ..plugins import chosen_plugins
 
     _logging(quiet, verbose, strace)
     program: list[str] = ctx.meta["program"]
@@ -181,7 +181,7 @@ def run(
     config = Config() if no_config else load_config(config_file)
     table = config.run
     options = Options(
-        plugins=_names(plugins) if plugins is not None else table.plugins if table.plugins is not None else DEFAULT,
+        plugins=_names(plugins) if plugins is not None else chosen_plugins(config),
         config=config,
         mounts=(*table.mount, *mounts),
         env={**_table_env(config), **dict(_variable(text) for text in env)},
@@ -372,6 +372,7 @@ async def _run(options: Options, program: Sequence[str]) -> tuple[int, str | Non
     """Exit status, and the document of `--json`."""
     from ..fleet import Fleet
     from ..plugins import load_plugins
+    from ..plugins.discovery import WITH_TABLE
     from ..plugins.tracing import to_stderr
     from ..runtime import Runtime
 
@@ -384,6 +385,8 @@ async def _run(options: Options, program: Sequence[str]) -> tuple[int, str | Non
     if not options.quiet:
         if options.plugins and "policy" not in options.plugins:
             notes = [*notes, "without the `policy` plugin agents may talk to every public address that the other plugins reach"]
+        unused = [name for name in ("policy", *WITH_TABLE) if name in options.config.tables and manager.get(name) is None]
+        notes = [*notes, *(f"[{name}] has no effect: `{name}` is not among the plugins" for name in unused)]
         for note in notes:
             say(f"note: {note}")
     runtime = Runtime(loop, manager, options.config)

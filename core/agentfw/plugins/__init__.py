@@ -25,7 +25,7 @@ not return.
 To add a hook: its specification in `hookspecs`, and a method in `manager`.
 """
 
-from .discovery import DEFAULT, GROUP, PluginInfo, available, plugin_name
+from .discovery import DEFAULT, GROUP, PluginInfo, available, chosen_plugins, plugin_name
 from .loading import RESERVED, load_plugins, make_plugin
 from .manager import PluginManager
 
@@ -36,6 +36,7 @@ __all__ = [
     "PluginInfo",
     "PluginManager",
     "available",
+    "chosen_plugins",
     "load_plugins",
     "make_plugin",
     "plugin_name",

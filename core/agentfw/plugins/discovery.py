@@ -11,17 +11,30 @@ import logging
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import importlib_metadata
 
 from ..errors import PluginError, UnknownPlugin
 
+if TYPE_CHECKING:
+    from ..config import Config
+
 GROUP = "agentfw.plugins"
 DEFAULT = ("dns", "tls", "policy", "credentials", "native")
+WITH_TABLE = ("inspect", "audit")
+"""These are used besides when agentfw.toml has their table."""
 OWN = "agentfw"
 """The distribution whose plugins keep their names, whatever else is installed."""
 
 log = logging.getLogger("agentfw.plugins")
+
+
+def chosen_plugins(config: Config) -> tuple[str, ...]:
+    """The plugins that a configuration asks for: those of its [run], else the default ones."""
+    if config.run.plugins is not None:
+        return config.run.plugins
+    return (*DEFAULT, *(name for name in WITH_TABLE if name in config.tables))
 
 
 @dataclass(frozen=True, slots=True)

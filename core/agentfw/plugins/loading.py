@@ -15,7 +15,7 @@ import msgspec
 
 from .. import hookspecs
 from ..errors import AgentfwError, ConfigError, PluginError
-from .discovery import DEFAULT, available, entry_point, is_path, plugin_name
+from .discovery import available, chosen_plugins, entry_point, is_path, plugin_name
 from .manager import PluginManager
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def load_plugins(names: Sequence[str], config: Config) -> PluginManager:
     for name in names:
         manager.add(*make_plugin(name, config))
     manager.compile()
-    manager.from_config = tuple(names) == (DEFAULT if config.run.plugins is None else config.run.plugins)
+    manager.from_config = tuple(names) == chosen_plugins(config)
     return manager
 
 

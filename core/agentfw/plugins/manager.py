@@ -27,7 +27,7 @@ from ..metering import Meter
 from ..reports import Table
 from . import tracing
 from .calling import Call, Tracer
-from .discovery import available
+from .discovery import available, chosen_plugins
 from .limits import Limits, hook_names
 from .reloading import Prepared
 
@@ -290,7 +290,7 @@ class PluginManager:
     def reload(self, config: Config) -> list[str]:
         """Go on with `config`; -> the tables that changed. ConfigError or PluginError: all is as it was. HookError: a plugin
         broke its word amid it (`Prepared.commit()`)."""
-        if self.from_config and config.run.plugins != self.config.run.plugins:
+        if self.from_config and chosen_plugins(config) != chosen_plugins(self.config):
             raise config.error("run.plugins", "other plugins, or another order, need a restart")
         config.check_tables({*available(), *self.names})
         prepared = Prepared(self, config)
