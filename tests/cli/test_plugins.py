@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from agentfw.config import Config
 from agentfw.errors import PluginError
-from agentfw.plugins import load_plugins
+from agentfw.plugins import DEFAULT, available, load_plugins
 from agentfw.plugins.describe import describe
 from agentfw.scaffold import write_project
 
@@ -59,6 +59,9 @@ class Plugin:
 
     @hookimpl
     def exit(self): pass
+
+    @hookimpl(tryfirst=True)
+    def stop(self): pass
 '''
 
 
@@ -73,6 +76,7 @@ def test_show_tells_all_without_starting_it(agentfw: Agentfw, tmp_path: Path) ->
         "  allow          after others, at most 7 s",
         "  dial           before others",
         "  exit",
+        "  stop           after others",
         "table [mine] of agentfw.toml (a changed one is taken over when agentfw.toml is read again):",
         "  needed: text; must be given",
         "      Must be there.",
@@ -88,15 +92,23 @@ def test_show_tells_all_without_starting_it(agentfw: Agentfw, tmp_path: Path) ->
         assert line in done.stdout.splitlines(), (line, done.stdout)
     document = json.loads(agentfw("plugins", "show", "./mine.py", "--json").stdout)
     assert document["version"] == 1 and document["name"] == "mine" and document["reloads"] and not document["default"]
-    assert document["hooks"][0] == {"name": "allow", "order": "last", "awaitable": True, "seconds": 7.0}
+    assert document["hooks"][1] == {"name": "allow", "order": "last", "awaitable": True, "seconds": 7.0}
     assert [key["name"] for key in document["keys"] if key["default"] is None] == ["needed", "rule[].host"]
 
 
-@pytest.mark.parametrize("name", ["dns", "tls", "policy", "credentials", "native"])
-def test_show_knows_the_shipped_ones(agentfw: Agentfw, name: str) -> None:
-    document = json.loads(agentfw("plugins", "show", name, "--json").stdout)
-    assert document["name"] == name and document["default"] and document["doc"] and document["hooks"] and document["keys"]
-    assert document["origin"].startswith("agentfw ") and document["api"] == "1"
+def test_show_knows_the_shipped_ones(agentfw: Agentfw) -> None:
+    shipped = [name for name, info in available().items() if info.own]
+    assert {"dns", "tls", "policy", "credentials", "native", "inspect", "audit"} <= set(shipped)
+    for name in shipped:
+        found = describe(name)
+        assert found.name == name and found.doc and found.hooks and found.keys and found.reloads
+        assert found.origin.startswith("agentfw ") and found.api == "1" and found.default == (name in DEFAULT)
+    document = json.loads(agentfw("plugins", "show", "policy", "--json").stdout)
+    assert (
+        document["default"]
+        and document["hooks"]
+        and {key["name"] for key in document["keys"]} >= {"allow", "deny", "rule[].host"}
+    )
 
 
 @pytest.mark.parametrize(

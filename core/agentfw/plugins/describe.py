@@ -90,6 +90,8 @@ def _hooks(kind: type) -> Iterator[HookUse]:
         marks = getattr(function, "agentfw_impl", None)
         if marks:
             order = "first" if marks.get("tryfirst") else "last" if marks.get("trylast") else ""
+            if name == "stop":  # they are called in opposite order
+                order = {"first": "last", "last": "first"}.get(order, "")
             yield HookUse(name, order, inspect.iscoroutinefunction(function))
 
 
