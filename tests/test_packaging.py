@@ -62,6 +62,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+def test_wheel_holds_the_project_that_new_plugins_come_from(wheel: Path) -> None:
+    prefix = "agentfw/scaffold/template/"
+    held = {name.removeprefix(prefix) for name in zipfile.ZipFile(wheel).namelist() if name.startswith(prefix)}
+    template = ROOT / "core" / prefix
+    files = [file for file in template.rglob("*") if file.is_file() and "__pycache__" not in file.parts]
+    assert held == {str(file.relative_to(template)) for file in files}
+
+
 def test_wheel_holds_the_native_parts_and_is_abi3(wheel: Path) -> None:
     assert "-cp311-abi3-linux_x86_64" in wheel.name
     names = zipfile.ZipFile(wheel).namelist()

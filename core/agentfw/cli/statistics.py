@@ -17,7 +17,13 @@ def split_hooks(counted: Mapping[str, int | float]) -> tuple[dict[str, int | flo
             hooks.setdefault(call.removeprefix(_PREFIX), {})[what] = value
         else:
             rest[name] = value
-    return rest, [(f"hook {name}", _row(numbers)) for name, numbers in sorted(hooks.items())]
+    shown = {name: numbers for name, numbers in hooks.items() if _on_the_path(name, numbers)}
+    return rest, [(f"hook {name}", _row(numbers)) for name, numbers in sorted(shown.items())]
+
+
+def _on_the_path(name: str, numbers: Mapping[str, int | float]) -> bool:
+    """Agents wait for it, or something is wrong with it."""
+    return name.rpartition(".")[2] not in _ASIDE or any(what in numbers for what in _TROUBLE)
 
 
 def _row(numbers: Mapping[str, int | float]) -> str:
@@ -28,6 +34,7 @@ def _row(numbers: Mapping[str, int | float]) -> str:
     return ", ".join(words)
 
 
+_ASIDE = frozenset({"start", "stop", "reloaded", "statistics", "tables"})
 _TROUBLE = {"denied": "denied", "errors": "failed", "timeouts": "timed out", "blocked": "held up the loop"}
 
 

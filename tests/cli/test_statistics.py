@@ -1,0 +1,36 @@
+"""Rows of `--stats` for hook calls."""
+
+from __future__ import annotations
+
+from agentfw.cli.statistics import split_hooks
+
+
+def test_a_row_for_each_plugin_and_hook() -> None:
+    counted = {
+        "core.flows": 3,
+        "hooks.policy.allow.calls": 1204,
+        "hooks.policy.allow.seconds": 0.004936,
+        "hooks.policy.allow.longest": 0.00021,
+        "hooks.policy.allow.denied": 3,
+        "hooks.mine.resolve.calls": 1,
+        "hooks.mine.resolve.seconds": 2.5,
+        "hooks.mine.resolve.longest": 2.5,
+        "hooks.mine.resolve.timeouts": 1,
+        "hooks.mine.resolve.errors": 2,
+        "hooks.mine.start.calls": 1,
+        "hooks.mine.start.seconds": 0.05,
+        "hooks.mine.start.longest": 0.05,
+        "hooks.mine.statistics.calls": 1,
+        "hooks.mine.statistics.seconds": 0.05,
+        "hooks.mine.statistics.longest": 0.05,
+        "hooks.mine.statistics.errors": 1,
+        "tls.held": 2,
+    }
+    assert split_hooks(counted) == (
+        {"core.flows": 3, "tls.held": 2},
+        [
+            ("hook mine.resolve", "1 call, 2 failed, 1 timed out, 2.50 s each, 2.50 s at most"),
+            ("hook mine.statistics", "1 call, 1 failed, 50.00 ms each, 50.00 ms at most"),
+            ("hook policy.allow", "1204 calls, 3 denied, 4.1 us each, 210.0 us at most"),
+        ],
+    )
