@@ -32,6 +32,7 @@ class Lease:
         self._address = connection.address
         self._info = connection.info
         self._reused = pool.has_waited(connection)
+        self._used = pool.was_used(connection)
         self._touched = False
         self._retry = retry
         self._failure: AgentfwError | None = None
@@ -57,8 +58,8 @@ class Lease:
         return self._reused
 
     def replayable(self, method: str) -> bool:
-        """As in Replayable."""
-        return method in SAFE or (method == "POST" and self.retry_post)
+        """As in Replayable. Not on a connection that nothing was sent on before: that one did not die of idleness."""
+        return self._used and (method in SAFE or (method == "POST" and self.retry_post))
 
     def claim_retry(self) -> bool:
         """As in Replayable."""
@@ -129,4 +130,5 @@ class Lease:
         self._address = connection.address
         self._info = connection.info
         self._reused = pool.has_waited(connection)
+        self._used = pool.was_used(connection)
         return connection

@@ -224,7 +224,14 @@ class Pool:
 
     def has_waited(self, connection: Connection) -> bool:
         """It has been open long enough for the peer to lose interest."""
-        return connection.leases > 1 or self._loop.time() - connection.opened_at > 1.0
+        return connection.leases > 1 or self._old(connection)
+
+    def was_used(self, connection: Connection) -> bool:
+        """The peer may have closed it as idle while a request was on its way: it has served before, or waited long."""
+        return connection.sent > 0 or self._old(connection)
+
+    def _old(self, connection: Connection) -> bool:
+        return self._loop.time() - connection.opened_at > 1.0
 
     def _lend(self, group: Group, connection: Connection, agent: Agent) -> None:
         group.leased.add(connection)
