@@ -1,8 +1,10 @@
 """The TLS pool without relay and guests: many agents on few connections, small records (streams of events) and bulk.
 
-    python bench/tls_pool.py [--agents 500] [--connections 113] [--calls 4]
+    python bench/tls_pool.py [--agents 500] [--few 50] [--connections 113] [--rate 400] [--seconds 10]
 
-The servers are processes of their own. Ratios are against asyncio's TLS on the same machine in the same run.
+The servers are processes of their own. First as many calls a second (`--rate`, at random moments) by few agents and by many: what
+the 99th percentile makes of that, and on how many connections. Then all of the many at once. Then streams: ratios are against
+asyncio's TLS on the same machine in the same run.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import random
 import ssl
 import statistics
 import tempfile
@@ -95,6 +98,7 @@ async def call(runtime: Runtime, agent: Agent, port: int) -> None:
 
 
 async def fleet(runtime: Runtime, port: int, agents: int, calls: int) -> tuple[list[float], float]:
+    """Every agent one call after the other, all at once: (seconds of each call, seconds of all)."""
     times: list[float] = []
 
     async def run(agent: Agent) -> None:
@@ -106,6 +110,29 @@ async def fleet(runtime: Runtime, port: int, agents: int, calls: int) -> tuple[l
     start = time.perf_counter()
     await asyncio.gather(*(run(make_agent(f"agent-{number}")) for number in range(agents)))
     return times, time.perf_counter() - start
+
+
+async def arrivals(runtime: Runtime, port: int, agents: int, rate: float, seconds: float) -> list[float]:
+    """Calls begin at random moments, `rate` a second on the average, whatever became of those before. Seconds of each, from when
+    it was due."""
+    dice = random.Random(1)
+    everyone = [make_agent(f"agent-{number}") for number in range(agents)]
+    times: list[float] = []
+    tasks = set()
+
+    async def one(agent: Agent, due: float) -> None:
+        await call(runtime, agent, port)
+        times.append(time.perf_counter() - due)
+
+    due = start = time.perf_counter()
+    while due < start + seconds:
+        due += dice.expovariate(rate)
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        task = asyncio.create_task(one(dice.choice(everyone), due))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+    await asyncio.gather(*tasks)
+    return times
 
 
 async def seconds(start: Callable[[], Awaitable[None]], source: Readable, total: int) -> float:
@@ -137,13 +164,33 @@ async def with_runtime(port: int, ca: str, config: dict[str, int], work: Callabl
 
 
 async def sharing(options: argparse.Namespace, port: int, ca: str) -> None:
+    p99 = {}
+
+    async def steady(agents: int) -> None:
+        async def work(runtime: Runtime, plugin: Plugin) -> None:
+            await arrivals(runtime, port, agents, options.rate, options.seconds / 5)  # connections are there
+            times = await arrivals(runtime, port, agents, options.rate, options.seconds)
+            cuts = statistics.quantiles(times, n=100)
+            p99[agents] = cuts[98]
+            held = plugin.statistics()["held"]
+            print(f"{agents:4} agents, {len(times) / options.seconds:4.0f} calls/s of {options.latency:g} ms:", end=" ")
+            print(f"p50 {cuts[49] * 1000:6.1f} ms, p99 {cuts[98] * 1000:6.1f} ms; {held} connections held")
+
+        await with_runtime(port, ca, {}, work)
+
+    for agents in (options.few, options.agents):
+        await steady(agents)
+    ratio = p99[options.agents] / p99[options.few]
+    print(f"p99 of {options.agents} agents is {ratio:.2f} times that of {options.few}   (aim: flat)")
+
     async def work(runtime: Runtime, plugin: Plugin) -> None:
         times, took = await fleet(runtime, port, options.agents, options.calls)
         counted = plugin.statistics()
         cuts = statistics.quantiles(times, n=100)
-        print(f"{options.agents} agents, {len(times)} calls of {options.latency:g} ms: {len(times) / took:.0f} calls/s,", end=" ")
+        print(f"{options.agents} agents at once, {len(times)} calls: {len(times) / took:.0f} calls/s,", end=" ")
         print(f"p50 {cuts[49] * 1000:.1f} ms, p99 {cuts[98] * 1000:.1f} ms;", end=" ")
-        print(f"{counted['handshakes']} handshakes, {counted['held']} connections held")
+        held = counted["held"]
+        print(f"{held} connections, {options.agents / held:.1f} agents on each   (aim: at most 113, 4.4)")
 
     await with_runtime(port, ca, {"max_connections": options.connections}, work)
 
@@ -177,6 +224,9 @@ async def streams(port: int, ca: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--agents", type=int, default=500)
+    parser.add_argument("--few", type=int, default=50)
+    parser.add_argument("--rate", type=float, default=400.0, help="calls a second")
+    parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--connections", type=int, default=113)
     parser.add_argument("--calls", type=int, default=4)
     parser.add_argument("--latency", type=float, default=100.0, help="of the model, milliseconds")

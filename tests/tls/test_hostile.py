@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
+import ssl
+import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
+from agentfw.errors import UpstreamError
 
 from .hostile import Client, Line, Speak, answer, hostile
-from .support import ALICE, BOB, eventually, run
+from .support import ALICE, BOB, bench, eventually, run, serve_blocking
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -265,6 +272,48 @@ SCRIPTS: list[tuple[Speak, str]] = [
 @pytest.mark.parametrize(("speak", "outcome"), SCRIPTS, ids=lambda each: getattr(each, "__name__", None))
 def test_wrong_streams(tmp_path: Path, speak: Speak, outcome: str) -> None:
     run(lambda: encounter(tmp_path, speak, outcome))
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("when", ["in an answer", "idle"])
+def test_a_reset_right_behind_bytes_is_noticed(tmp_path: Path, loop: Callable[[], Any], when: str) -> None:
+    """libuv reports both at once, and then never again."""
+    ready = threading.Event()
+
+    def speak(tls: ssl.SSLSocket) -> None:
+        while tls.recv(100):
+            tls.sendall(b"half")
+            ready.wait(10)
+            tls.sendall(b"more")
+            tls.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            tls.close()
+            return
+
+    async def main() -> None:
+        async with serve_blocking(speak) as peer, bench(peer.port, peer.authority.ca_pem, tmp_path) as b:
+            upstream = await b.lease()
+            await upstream.send(b"x")
+            got = await upstream.receive(4)
+            assert got == b"half"
+            if when == "idle":
+                upstream.release(reusable=True)
+                assert b.held == 1
+            reading = asyncio.ensure_future(upstream.receive(1)) if when != "idle" else None
+            await asyncio.sleep(0.01)
+            ready.set()
+            time.sleep(0.2)  # noqa: ASYNC251  (so that the loop finds both at once)
+            if reading is None:
+                await eventually(lambda: b.held == 0)
+            else:
+                async with asyncio.timeout(20):
+                    assert await reading == b"m"
+                    with pytest.raises((OSError, UpstreamError)):
+                        while await upstream.receive():
+                            pass
+                upstream.release()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(main())
 
 
 @pytest.mark.parametrize("kind", ["head", "body", "chunks"])

@@ -278,3 +278,25 @@ def test_kept_connections_come_back_after_an_outage_ever_less_often(tmp_path: Pa
                 await eventually(lambda: b.held == 1)
 
     run(main)
+
+
+def test_stuck_calls_do_not_hold_up_the_others(tmp_path: Path) -> None:
+    """All calls so far were short, and then as many as are opened eagerly take for ever."""
+
+    async def main() -> None:
+        async with serve(echo) as peer, bench(peer.port, peer.authority.ca_pem, tmp_path) as b:
+            for _ in range(30):
+                upstream = await b.lease()
+                await exchange(upstream, b"x")
+                upstream.release(reusable=True)
+            stuck = [await b.lease(make_agent(f"stuck{i}")) for i in range(agentfw_tls_pool.pool.EAGER)]
+            for upstream in stuck:
+                await upstream.send(b"and then nothing")
+            async with asyncio.timeout(10):
+                for _ in range(3):
+                    upstream = await b.lease(BOB)
+                    assert await exchange(upstream, b"y") == b"y"
+                    upstream.release(reusable=True)
+            assert b.handshakes == agentfw_tls_pool.pool.EAGER + 1
+
+    run(main)

@@ -395,8 +395,9 @@ class Exchange:
         return piece
 
     def _may_replay(self, upstream: Upstream) -> bool:
-        if isinstance(upstream, Replayable):
-            return upstream.replayable(self.head.method)
+        ask = getattr(upstream, "replayable", None)  # PERF: isinstance() of a Protocol takes 5 us
+        if ask is not None:
+            return bool(ask(self.head.method))
         return self.head.method in _REPLAYABLE and self.framing.empty
 
     async def _send_body(self, upstream: Upstream) -> None:

@@ -366,15 +366,18 @@ class Connection:
             self._reading = True
 
     def _on_readable(self) -> None:
-        self._read_socket()
+        # To the last byte and the error behind it: libuv reports a reset once and lets go of the socket, so that under uvloop
+        # one read of what came before the reset would be the last thing heard of it.
+        while self._buffered <= PAUSE and self._read_socket():
+            pass
+        if self._buffered > PAUSE:
+            self._stop_reading()
         reader = self._reader
         if reader:
             if not reader.done():
                 reader.set_result(None)
         elif self.on_idle_event:
             self.on_idle_event(self)
-        elif self._buffered > PAUSE:
-            self._stop_reading()
 
     def _read_socket(self) -> bool:
         """Take what the kernel has (one read); False if nothing more can come now."""

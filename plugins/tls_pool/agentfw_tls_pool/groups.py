@@ -68,6 +68,8 @@ class Waiter:
     agent: Agent
     future: asyncio.Future[Connection]
     number: int
+    since: float
+    """Loop time."""
 
 
 @dataclass(slots=True, eq=False)

@@ -142,7 +142,7 @@ class Pool:
         if cluster.pending >= self.limits.max_pending:
             self._make_place(cluster, agent)
         self._number += 1
-        waiter = Waiter(agent, self._loop.create_future(), self._number)
+        waiter = Waiter(agent, self._loop.create_future(), self._number, self._loop.time())
         group.enqueue(waiter)
         self.counters["queued"] += 1
         if cluster.connections >= self.limits.max_connections:
@@ -398,11 +398,13 @@ class Pool:
             self._pump(group)
 
     def _worth_opening(self, group: Group, now: float) -> bool:
-        """Those who wait would wait longer than they should for what is in use. While no call has ended yet, the oldest one tells
-        how long they take: so long at least."""
+        """Those who wait have waited, or would wait, longer than they should for what is in use. While no call has ended yet, the
+        oldest one tells how long they take: so long at least."""
         total = group.total
         if total < max(EAGER, group.keep):
             return True
+        if now - next(iter(group.waiters.values()))[0].since > self.limits.patience:
+            return True  # those in use are stuck, or slower than calls used to be
         took = group.duration
         if took is None:
             took = max((now - each.lent_at for each in group.leased), default=0.0)
