@@ -64,12 +64,15 @@ class Peer:
         return bool(self.lib.SSL_new_session_ticket(self.handle) == 1 and self.lib.SSL_do_handshake(self.handle) == 1)
 
     def write_early(self, data: bytes) -> bool:
-        """0.5-RTT data, right behind our Finished."""
+        """0.5-RTT data, in one segment with our Finished."""
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
         size = ctypes.c_size_t()
         buffer = ctypes.create_string_buffer(100)
         while (state := self.lib.SSL_read_early_data(self.handle, buffer, 100, ctypes.byref(size))) == 1:
             pass
-        return bool(state == 2 and self.lib.SSL_write_early_data(self.handle, data, len(data), ctypes.byref(size)) == 1)
+        done = state == 2 and self.lib.SSL_write_early_data(self.handle, data, len(data), ctypes.byref(size)) == 1
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
+        return bool(done)
 
     def hello_request(self) -> bool:
         """TLS 1.2: ask for a new handshake."""
