@@ -165,9 +165,20 @@ for n in range(index % 3 + 1):
 """
 
 
-def test_twenty_agents_are_told_apart(network: Slice, agentfw: Agentfw) -> None:
-    done = agentfw(*network.arguments(), "--json", "-n", 20, "-c", ONE_MORE, env=network.env)
+def test_twenty_agents_are_told_apart(network: Slice, agentfw: Agentfw, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """And the audit log has all of them, and no secret."""
+    log = tmp_path_factory.mktemp("log") / "audit.jsonl"
+    arguments = [argument.replace(",inspect", ",inspect,audit") for argument in network.arguments(f'[audit]\nfile = "{log}"')]
+    done = agentfw(*arguments, "--json", "-n", 20, "-c", ONE_MORE, env=network.env)
     assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    calls = [line for line in lines if line["event"] == "model_call"]
+    exchanges = [line for line in lines if line["event"] == "exchange"]
+    assert len(calls) == len(exchanges) == sum(n % 3 + 1 for n in range(1, 21))
+    assert {line["agent"] for line in lines if line["event"] == "exit"} == {f"agent-{n}" for n in range(1, 21)}
+    assert {line["exchange"] for line in calls} == {line["exchange"] for line in exchanges}
+    assert sum(line["input_tokens"] for line in calls) == network.model.stats()["usage"]["input_tokens"]
+    assert KEY not in log.read_text() and log.stat().st_mode & 0o777 == 0o600
     ran, served = json.loads(done.stdout), network.model.stats()
     rows = {row["agent"]: row for row in ran["tables"]["model_calls_by_agent"]}
     assert {name: row["calls"] for name, row in rows.items()} == {f"agent-{n}": n % 3 + 1 for n in range(1, 21)}
@@ -201,3 +212,13 @@ def test_a_budget_ends_calls_and_may_end_the_agent(network: Slice, agentfw: Agen
     assert "the budget 2 calls per agent is used up" in done.stderr
     lines = done.stderr.splitlines()
     assert lines[lines.index("model calls, cost in USD") + 1].split()[:4] == ["model", "calls", "failed", "input"]
+
+
+def test_the_audit_log_does_not_lie_where_agents_look(network: Slice, agentfw: Agentfw) -> None:
+    """Beside the script they see everything."""
+    script = network.folder / "agent.py"
+    script.write_text("print(open('audit.jsonl').read())")
+    arguments = [argument.replace(",inspect", ",audit") for argument in network.arguments('[audit]\nfile = "audit.jsonl"')]
+    done = agentfw(*arguments, script, env=network.env)
+    assert done.returncode == 125 and "audit.file" in done.stderr and "the agents see" in done.stderr, done
+    assert not (network.folder / "audit.jsonl").exists()
