@@ -65,14 +65,16 @@ class Line:
         """b"" at the end."""
         while True:
             try:
-                return self.tls.read(65536)
+                data = self.tls.read(65536)
+                self.over = self.over or not data  # close_notify
+                return data
             except ssl.SSLWantReadError:
                 self.flush()
                 try:
                     self._in.write(await self._more())
                 except EOFError:
                     return b""
-            except ssl.SSLError:  # close_notify too
+            except ssl.SSLError:
                 self.over = True
                 return b""
 
@@ -213,13 +215,15 @@ def no_errors_in_the_loop() -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def hostile(speak: Speak, tmp_path: Path, context: ssl.SSLContext | None = None, **config: Any) -> AsyncIterator[Stage]:
+async def hostile(
+    speak: Speak, tmp_path: Path, context: ssl.SSLContext | None = None, *plugins: object, **config: Any
+) -> AsyncIterator[Stage]:
     authority = CertificateAuthority()
     server = Server(speak, context or authority.server_context([HOST]))
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     server.port = listening.sockets[0].getsockname()[1]
     try:
-        async with bench(server.port, authority.ca_pem, tmp_path, **config) as b:
+        async with bench(server.port, authority.ca_pem, tmp_path, *plugins, **config) as b:
             with no_errors_in_the_loop():
                 yield Stage(server, b)
     finally:

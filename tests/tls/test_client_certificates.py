@@ -104,6 +104,10 @@ def test_the_agents_must_not_see_the_key(tmp_path: Path) -> None:
         plugin.check_guest(file, {}, {tmp_path / "secret/k.pem"}.__contains__)
     assert caught.value.key == "client_certificate.0.key"
     assert caught.value.hint
+    later = Plugin(TlsConfig())
+    later.check_guest(None, {}, {Path("secret/k.pem").absolute()}.__contains__)
+    with pytest.raises(ConfigError, match="could read this key"):  # a reload brings it
+        later.reconfigure(plugin.config)
 
 
 def bad_files(tmp_path: Path) -> dict[str, tuple[str, str, str]]:

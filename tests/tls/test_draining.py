@@ -12,17 +12,20 @@ import dnslib
 import pytest
 import trustme
 from agentfw.agents import Agent
-from agentfw.config import Config
+from agentfw.config import Config, load_config
 from agentfw.destination import Destination
 from agentfw.errors import ConfigError, Denied, ResolveError, TlsError
 from agentfw.hookspecs import hookimpl
 from agentfw.mock_llm import CertificateAuthority
+from agentfw.plugins import load_plugins
+from agentfw.runtime import Runtime
 from agentfw.testing import make_agent
 from agentfw.upstream import TlsRequest
-from agentfw_tls_pool import TlsConfig, drain
+from agentfw_tls_pool import Plugin, TlsConfig, drain
 from agentfw_tls_pool.config import ClientCertificateConfig
 
-from .support import ALICE, BOB, HOST, HTTP, Bench, bench, echo, eventually, exchange, run, serve
+from .hostile import Client, Line, hostile
+from .support import ALICE, BOB, HOST, HTTP, Bench, Loopback, bench, echo, eventually, exchange, run, serve
 
 
 class Policy:
@@ -380,5 +383,102 @@ def test_agents_own_authorities_may_be_taken_away(tmp_path: Path) -> None:
             with pytest.raises(TlsError):
                 await b.lease(ALICE, mine, "other.test")
             assert HTTP.cas == ()
+
+    run(main)
+
+
+def test_a_reload_of_the_file_reaches_the_pool_and_a_bad_one_names_the_key(tmp_path: Path) -> None:
+    async def main() -> None:
+        file = tmp_path / "agentfw.toml"
+        authority, other = CertificateAuthority(), CertificateAuthority()
+        (tmp_path / "good.pem").write_text(authority.ca_pem)
+        (tmp_path / "other.pem").write_text(other.ca_pem)
+
+        def config(text: str) -> Config:
+            rest = f"[dns]\nupstream = []\nhosts.'{HOST}' = '127.0.0.1'"
+            file.write_text(f"[tls]\nsystem_ca = false\nshared = ['{HOST}']\n{text}\n{rest}")
+            return load_config(file)
+
+        async with serve(echo, authority.server_context([HOST])) as peer:
+            first = config("ca_files = ['good.pem']")
+            runtime = Runtime(
+                asyncio.get_running_loop(), load_plugins(["dns", "tls", str(tmp_path / "loopback.py")], first), first
+            )
+            await runtime.start()
+            try:
+                plugin = runtime.plugins.get("tls")
+                assert isinstance(plugin, Plugin)
+                b = Bench(runtime, plugin, Loopback(), peer.port)
+                await use(b)
+                for text, key in (
+                    ("ca_files = ['missing.pem']", "tls.ca_files.0"),
+                    ("ca_files = ['good.pem']\nmax_connections = 0", "tls.max_connections"),
+                    ("client_certificate = [{host = 'a.test', cert = 'good.pem', key = 'none'}]", "tls.client_certificate.0.key"),
+                ):
+                    with pytest.raises(ConfigError) as caught:
+                        await runtime.reload(config(text))
+                    assert (caught.value.key, caught.value.file) == (key, str(file))
+                assert await use(b)
+                await runtime.reload(config("ca_files = ['good.pem']\nmax_connections = 7"))
+                assert plugin.pool and plugin.pool.limits.max_connections == 7
+                assert await use(b)
+                await runtime.reload(config("ca_files = ['other.pem']"))
+                assert (b.held, b.retired_drained) == (0, 1)
+                with pytest.raises(TlsError):
+                    await b.lease()
+            finally:
+                await runtime.stop()
+
+    (tmp_path / "loopback.py").write_text(LOOPBACK)
+    run(main)
+
+
+LOOPBACK = """
+from agentfw import hookimpl
+
+
+class Plugin:
+    @hookimpl
+    def dial(self):
+        return True
+"""
+
+
+def test_flows_that_a_reload_forbids_are_cut_and_their_connections_with_them(tmp_path: Path) -> None:
+    """Amid an answer, and between two requests; the other agent's flows go on, on connections that nobody has touched."""
+
+    async def main() -> None:
+        policy = Policy()
+        half = asyncio.Event()
+
+        async def speak(line: Line, request: bytes) -> None:
+            await line.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nhalf")
+            half.set()
+            await line.read()
+
+        async with hostile(speak, tmp_path, None, policy) as stage:
+            b = stage.bench
+            busy, idle, other, patient = (Client(b, agent) for agent in (ALICE, ALICE, BOB, BOB))
+            for client in (busy, idle, other, patient):
+                assert (await client.open())["ok"]
+            await idle.good("before")
+            await other.good("before")
+            waiting = asyncio.ensure_future(patient.good("patience", "slow"))
+            await busy.send("/bad")
+            await half.wait()
+            policy.denied = {("alice", HOST)}
+            await b.runtime.reload(Config())
+            for client in (busy, idle):
+                async with asyncio.timeout(10):
+                    await client.task
+            assert (await busy.judge())[0] == "reset"
+            await eventually(lambda: b.leased == 1)
+            await other.good("after")
+            stage.server.go.set()
+            await waiting
+            bad = [line for line in stage.server.lines if any(b" /bad " in each for each in line.requests)]
+            await eventually(lambda: [line.over for line in bad] == [True])
+            for client in (other, patient):
+                await client.close()
 
     run(main)

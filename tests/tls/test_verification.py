@@ -354,3 +354,50 @@ def test_every_alert_has_the_name_that_programs_know(tmp_path: Path) -> None:
         assert error_word(SSL.Error([("SSL routines", "", f"tls alert {alert}")])) in known
     assert error_word(SSL.Error([("SSL routines", "", "wrong version number")])) == "WRONG_VERSION_NUMBER"
     assert error_word(SSL.Error([])) == "UNKNOWN"
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "says"),
+    [
+        ("1.2 where 1.3 is asked for", "PROTOCOL", r"TLS version.*`min_version` in \[tls\]"),
+        ("no common cipher", "HANDSHAKE_FAILURE|NO_CIPHER", "refuses all of our ciphers"),
+        ("a name it does not serve", "UNRECOGNIZED_NAME|HANDSHAKE_FAILURE", "serves no such name|refuses all"),
+        ("plain", "WRONG_VERSION_NUMBER", "does not speak TLS on this port"),
+        ("closes", "UNEXPECTED_EOF", "closed the connection during the handshake"),
+    ],
+)
+def test_handshakes_that_fail_are_told_in_one_line(tmp_path: Path, kind: str, reason: str, says: str) -> None:
+    async def main() -> None:
+        authority = CertificateAuthority()
+        context = authority.server_context([HOST])
+        config = {}
+        if kind.startswith("1.2"):
+            context.maximum_version = ssl.TLSVersion.TLSv1_2
+            config["min_version"] = "1.3"
+        elif kind == "no common cipher":
+            context.maximum_version = ssl.TLSVersion.TLSv1_2
+            context.set_ciphers("ECDHE-RSA-AES256-GCM-SHA384")  # its key is no RSA key
+        elif kind.startswith("a name"):
+            context.sni_callback = lambda *_: ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
+
+        async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(65536)
+            writer.write(b"220 mail.example ESMTP\r\n" if kind == "plain" else b"")
+            writer.close()
+
+        server = await asyncio.start_server(plain, "127.0.0.1", 0)
+        async with serve_blocking(lambda tls: None, context) as peer:
+            port = server.sockets[0].getsockname()[1] if kind in ("plain", "closes") else peer.port
+            async with bench(port, authority.ca_pem, tmp_path, **config) as b:
+                with pytest.raises(TlsError) as caught:
+                    await b.lease()
+                text = str(caught.value)
+                assert HOST in text and "\n" not in text and re.search(says, text), text
+                assert re.search(reason, caught.value.reason) and caught.value.verify_code == 0, caught.value.reason
+                if kind == "plain" or kind.startswith("1.2"):
+                    import _ssl
+
+                    assert caught.value.reason in _ssl.err_codes_to_names.values()  # type: ignore[attr-defined]
+        server.close()
+
+    run(main)

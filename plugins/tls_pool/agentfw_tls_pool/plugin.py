@@ -82,6 +82,8 @@ class Plugin:
         self.pool: Pool | None = None
         self._loaded = Loaded(config, Trust(system=False), {})
         self._generation = 0
+        self._sees: Callable[[Path], bool] | None = None
+        """What agents see, as `check_guest()` was told."""
         self._runtime: Runtime | None = None
         self._shared = host_set(config.shared)
         self._retry_post = host_set(config.retry_post)
@@ -113,9 +115,12 @@ class Plugin:
             await self.pool.close()
 
     def check_guest(self, file: Path | None, environment: Mapping[str, str], sees: Callable[[Path], bool]) -> None:
-        """ConfigError if the agents could read the key of a client certificate."""
-        base = file.parent if file else Path()
-        for index, each in enumerate(self.config.client_certificate):
+        """ConfigError if the agents could read the key of a client certificate; also of one that a reload brings."""
+        self._sees = sees
+        self._check_keys(self.config, file.parent if file else Path(), sees)
+
+    def _check_keys(self, config: TlsConfig, base: Path, sees: Callable[[Path], bool]) -> None:
+        for index, each in enumerate(config.client_certificate):
             key = _path(base, each.key).absolute()
             if sees(key):
                 hint = "keep it in a directory that is not mounted, outside the script's"
@@ -123,6 +128,8 @@ class Plugin:
 
     def reconfigure(self, config: TlsConfig) -> Callable[[], None]:
         """Check a new table and read its files; what is returned makes it take effect and cannot fail."""
+        if self._sees:
+            self._check_keys(config, self._base(), self._sees)
         loaded = load(config, self._base())
         return lambda: self._commit(loaded)
 

@@ -47,8 +47,8 @@ _CLIENT = "see [[tls.client_certificate]]"
 _REASONS = {
     "WRONG_VERSION_NUMBER": "the peer does not speak TLS on this port",
     "PACKET_LENGTH_TOO_LONG": "the peer does not speak TLS on this port",
-    "UNSUPPORTED_PROTOCOL": "the peer speaks no TLS version that is allowed (1.2 or newer)",
-    "TLSV1_ALERT_PROTOCOL_VERSION": "the peer refuses our TLS versions (1.2 or newer)",
+    "UNSUPPORTED_PROTOCOL": "the peer speaks no TLS version that is allowed here: see `min_version` in [tls]",
+    "TLSV1_ALERT_PROTOCOL_VERSION": "the peer refuses the TLS versions that are allowed here: see `min_version` in [tls]",
     "SSLV3_ALERT_HANDSHAKE_FAILURE": f"the peer refuses all of our ciphers, or wants a client certificate: {_CLIENT}",
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": f"the peer wants a client certificate: {_CLIENT}",
     "TLSV1_ALERT_UNKNOWN_CA": f"the peer does not know the authority of our client certificate: {_CLIENT}",
