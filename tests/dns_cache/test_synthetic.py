@@ -203,6 +203,16 @@ async def test_hints_that_would_lead_past_the_stand_ins_are_not_told_and_reverse
 
 
 @run
+async def test_special_names_have_none() -> None:
+    async with running(policy={**POLICY, "allow": ["*"]}) as runtime:
+        for name in ("a.invalid", "a.onion"):
+            assert (await ask(runtime, name)).rcode() == dns.rcode.NXDOMAIN
+        reply = await ask(runtime, "_dns.resolver.arpa", "SVCB")
+        assert (reply.rcode(), reply.answer) == (dns.rcode.NOERROR, [])
+        assert runtime.statistics()["dns.synthetic_names"] == 0
+
+
+@run
 async def test_one_agents_names_are_bounded_and_others_still_have_theirs() -> None:
     async with running(agent_names=10, synthetic_names=15) as runtime:
         for i in range(10):

@@ -67,8 +67,8 @@ class DnsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     """One of each family at most; without one, names have no addresses of that kind."""
     synthetic_names: Positive = 32_768
     """Names that stand-ins are given for at a time."""
-    agent_names: Positive = 1024
-    """Of these, one agent's."""
+    agent_names: Annotated[int, msgspec.Meta(ge=1, le=2048)] = 1024
+    """Of these, one agent's. The core remembers 4,096 addresses of an agent, and a name has two."""
 
     def __post_init__(self) -> None:
         servers(self.upstream or ())

@@ -168,6 +168,9 @@ class Plugin:
     def stand_in(self, agent: Agent, name: str, qtype: int) -> tuple[str, ...] | None:
         if not self._synthetic:
             return None
+        override = self._overrides.find(name)
+        if override is not None and not override[1]:
+            return None  # a special name that is none
         self._check_length(name)
         if agent.id in self._gone:
             raise ResolveError(name, "the agent has ended")
