@@ -23,15 +23,13 @@ import click
 from ..errors import AgentfwError
 from .output import Kept, Lines, Plain, Writer, complain, may_read_stdin, progress, say, standard_input
 from .reload import Reloads, Terminal
-from .statistics import split_hooks
-from .tables import as_json as tables_json
+from .statistics import document_of, statistics_of
 from .tables import as_text
 
 if TYPE_CHECKING:
     from ..agents import ExitReport
     from ..config import Config
     from ..fleet import Fleet, Job, Mode, Result
-    from ..reports import Table
     from ..snapshots import Template
 
 MEMORY = "512M"
@@ -139,9 +137,7 @@ Exit status: the program's; 128+n if signal n ended it (130: Ctrl-C, 137: killed
 @click.option("--stats", is_flag=True, help="Print what the VMs and plugins counted, at the end, on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document with output, ends and counters instead.")
 @click.option("--strace", is_flag=True, help="Print the agents' system calls on stderr.")
-@click.option(
-    "--trace-plugins", is_flag=True, envvar=TRACE_VARIABLES, help="Print each call of a plugin's hook on stderr."
-)
+@click.option("--trace-plugins", is_flag=True, envvar=TRACE_VARIABLES, help="Print each call of a plugin's hook on stderr.")
 @click.option("-q", "--quiet", is_flag=True, help="No notes on stderr, errors only.")
 @click.option("-v", "--verbose", count=True, help="More on stderr; -vv: debugging.")
 @click.pass_context
@@ -427,9 +423,9 @@ async def _run(options: Options, program: Sequence[str]) -> tuple[int, str | Non
     seconds = time.monotonic() - started
     for result in results:
         _tell(result, options, stop)
-    document = json.dumps(_document(results, captured, counted, tables, seconds)) if options.as_json else None
+    document = json.dumps(document_of(results, captured, counted, tables, seconds)) if options.as_json else None
     if options.stats and not options.as_json:
-        say("\n\n".join([_statistics(results, counted, seconds), *(as_text(table) for table in tables)]))
+        say("\n\n".join([statistics_of(results, counted, seconds), *(as_text(table) for table in tables)]))
     if stop.killed and stop.last is not None:
         return 128 + stop.last, document
     status = next((result.status for result in results if result.status), 0)
@@ -570,71 +566,3 @@ def explain(report: ExitReport, options: Options) -> tuple[str, str]:
         return f"stopped for breaking the VM's protocol: {report.text}", ""
     hint = "run it again: the snapshot was removed and will be made anew" if report.text.startswith("snapshot: ") else ""
     return report.text or report.kind, hint
-
-
-def _document(
-    results: list[Result], captured: list[tuple[Kept, Kept]], counted: dict[str, Any], tables: list[Table], seconds: float
-) -> dict[str, Any]:
-    agents = []
-    for result, (out, err) in zip(results, captured, strict=True):
-        report = result.report
-        agents.append(
-            {
-                "name": result.agent.name,
-                "status": result.status,
-                "kind": report.kind,
-                "signal": report.signal or None,
-                "text": report.text,
-                "seconds": round(report.seconds, 6),
-                "stdout": out.text,
-                "stderr": err.text,
-                "truncated": out.cut or err.cut,
-                "vm": None if result.statistics is None else dict(vars(result.statistics)),
-            }
-        )
-    told = {"statistics": counted, "tables": tables_json(tables)}
-    return {"version": 1, "seconds": round(seconds, 6), "agents": agents, "vms": _sums(results), **told}
-
-
-def _sums(results: list[Result]) -> dict[str, int]:
-    totals: dict[str, int] = {}
-    for result in results:
-        if result.statistics is not None:
-            for name, value in vars(result.statistics).items():
-                totals[name] = max(totals.get(name, 0), value) if name in ("sites", "sites_lazy", "sites_refused") else (
-                    totals.get(name, 0) + value
-                )  # fmt: skip
-    return totals
-
-
-ALWAYS = {"dns.hits", "dns.misses", "dns.upstream_queries", "tls.handshakes", "tls.held", "tls.reused", "policy.denied"}
-"""Counters of plugins that `--stats` shows even at 0."""
-
-
-def _statistics(results: list[Result], counted: dict[str, Any], seconds: float) -> str:
-    """The table of `--stats`."""
-    vm = _sums(results)
-    ended = sum(result.report.kind == "code" and not result.report.code for result in results)
-    rows: list[tuple[str, object]] = [
-        ("agents", f"{len(results)}, {ended} ended well"),
-        ("seconds", f"{seconds:.3f}"),
-        ("system call sites rewritten", f"{vm.get('sites', 0)} ({vm.get('sites_lazy', 0)} late, "
-                                        f"{vm.get('sites_refused', 0)} left to the backstop)"),
-        ("backstop hits", vm.get("n_backstop", 0)),
-        ("VM exits", f"{vm.get('exits', 0)} ({vm.get('exits_kick', 0)} rings, {vm.get('exits_wait', 0)} waits, "
-                     f"{vm.get('exits_signal', 0)} slices, {vm.get('exits_fault', 0)} faults)"),
-        ("system calls in the guest", vm.get("n_local", 0)),
-        ("system calls forwarded", vm.get("n_ring", 0)),
-        ("unknown system calls", vm.get("n_enosys", 0)),
-        ("thread switches", vm.get("n_switch", 0)),
-        ("CPU seconds", f"{vm.get('cpu_ns', 0) / 1e9:.3f}"),
-    ]  # fmt: skip
-    if vm.get("refused_paths") or vm.get("refused_calls"):
-        rows.append(("refused by their rules", f"{vm['refused_paths']} paths, {vm['refused_calls']} system calls"))
-    counters, hooks = split_hooks(counted)
-    for name, value in sorted(counters.items()):
-        if value or name in ALWAYS:
-            rows.append((name, f"{value:.3f}" if isinstance(value, float) else value))
-    rows += hooks
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)

@@ -1,8 +1,16 @@
-"""What `--stats` makes of counters for a person."""
+"""What `--json` and `--stats` tell of runs: ends, output, counters."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from .tables import as_json as tables_json
+
+if TYPE_CHECKING:
+    from ..fleet import Result
+    from ..reports import Table
+    from .output import Kept
 
 _PREFIX = "hooks."
 
@@ -40,3 +48,71 @@ _TROUBLE = {"denied": "denied", "errors": "failed", "timeouts": "timed out", "bl
 
 def _time(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
+
+
+def document_of(
+    results: list[Result], captured: list[tuple[Kept, Kept]], counted: dict[str, Any], tables: list[Table], seconds: float
+) -> dict[str, Any]:
+    agents = []
+    for result, (out, err) in zip(results, captured, strict=True):
+        report = result.report
+        agents.append(
+            {
+                "name": result.agent.name,
+                "status": result.status,
+                "kind": report.kind,
+                "signal": report.signal or None,
+                "text": report.text,
+                "seconds": round(report.seconds, 6),
+                "stdout": out.text,
+                "stderr": err.text,
+                "truncated": out.cut or err.cut,
+                "vm": None if result.statistics is None else dict(vars(result.statistics)),
+            }
+        )
+    told = {"statistics": counted, "tables": tables_json(tables)}
+    return {"version": 1, "seconds": round(seconds, 6), "agents": agents, "vms": _sums(results), **told}
+
+
+def _sums(results: list[Result]) -> dict[str, int]:
+    totals: dict[str, int] = {}
+    for result in results:
+        if result.statistics is not None:
+            for name, value in vars(result.statistics).items():
+                totals[name] = max(totals.get(name, 0), value) if name in ("sites", "sites_lazy", "sites_refused") else (
+                    totals.get(name, 0) + value
+                )  # fmt: skip
+    return totals
+
+
+ALWAYS = {"dns.hits", "dns.misses", "dns.upstream_queries", "tls.handshakes", "tls.held", "tls.reused", "policy.denied"}
+"""Counters of plugins that `--stats` shows even at 0."""
+
+
+def statistics_of(results: list[Result], counted: dict[str, Any], seconds: float) -> str:
+    """The table of `--stats`."""
+    vm = _sums(results)
+    ended = sum(result.report.kind == "code" and not result.report.code for result in results)
+    rows: list[tuple[str, object]] = [
+        ("agents", f"{len(results)}, {ended} ended well"),
+        ("seconds", f"{seconds:.3f}"),
+        ("system call sites rewritten", f"{vm.get('sites', 0)} ({vm.get('sites_lazy', 0)} late, "
+                                        f"{vm.get('sites_refused', 0)} left to the backstop)"),
+        ("backstop hits", vm.get("n_backstop", 0)),
+        ("VM exits", f"{vm.get('exits', 0)} ({vm.get('exits_kick', 0)} rings, {vm.get('exits_wait', 0)} waits, "
+                     f"{vm.get('exits_signal', 0)} slices, {vm.get('exits_fault', 0)} faults)"),
+        ("system calls in the guest", vm.get("n_local", 0)),
+        ("system calls forwarded", vm.get("n_ring", 0)),
+        ("unknown system calls", vm.get("n_enosys", 0)),
+        ("thread switches", vm.get("n_switch", 0)),
+        ("CPU seconds", f"{vm.get('cpu_ns', 0) / 1e9:.3f}"),
+    ]  # fmt: skip
+    if vm.get("refused_paths") or vm.get("refused_calls"):
+        rows.append(("refused by their rules", f"{vm['refused_paths']} paths, {vm['refused_calls']} system calls"))
+    counters, hooks = split_hooks(counted)
+    for name, value in sorted(counters.items()):
+        if value or name in ALWAYS:
+            rows.append((name, f"{value:.3f}" if isinstance(value, float) else value))
+    rows += hooks
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
