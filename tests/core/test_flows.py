@@ -14,7 +14,7 @@ import pytest
 from agentfw import Agent, Denied, Destination, TlsInfo, hookimpl
 from agentfw.errors import ProtocolError, ResolveError
 from agentfw.relay.flow import classify
-from agentfw.relay.hello import client_hello, server_name
+from agentfw.relay.hello import alpn, check_open, client_hello, server_name
 from agentfw.relay.preface import MAGIC
 from agentfw.runtime import Runtime
 from agentfw.testing import make_agent
@@ -533,6 +533,8 @@ def test_garbled_hellos_are_refused_or_read(junk: bytes, place: int, byte: int) 
             message = client_hello(candidate)
             if message is not None:
                 server_name(message)
+                check_open(message)
+                alpn(message)
         except ProtocolError:
             pass
 
@@ -556,6 +558,7 @@ def test_hellos_that_hide_or_repeat_their_name() -> None:
         hello(b"\0\0\0\0"),
     ):
         with pytest.raises(ProtocolError):
+            check_open(bad)
             server_name(bad)
 
 

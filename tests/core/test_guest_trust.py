@@ -37,7 +37,7 @@ def test_debian(tmp_path: Path) -> None:
     for path in (BUNDLE, "/venv/site/certifi/cacert.pem"):
         assert x509.load_pem_x509_certificates(laid[path])[-1] == AUTHORITY.certificate
         assert laid[path].startswith(ROOT) and len(x509.load_pem_x509_certificates(laid[path])) == 2
-    assert laid[hashed] == AUTHORITY.pem
+    assert laid[hashed] == AUTHORITY.pem and not any(b"PRIVATE" in content for content in laid.values())
     assert (certs / "ca-certificates.crt").read_bytes() == ROOT == (site / "cacert.pem").read_bytes()
 
 

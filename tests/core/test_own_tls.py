@@ -19,6 +19,7 @@ from agentfw import Denied, Destination, hookimpl
 from agentfw.fleet_ca import FleetCa
 from agentfw.relay import own_tls
 from agentfw.relay.hello import alpn, client_hello, server_name
+from agentfw.relay.tls_flow import BrokenTls, TlsFlow
 from agentfw.runtime import Runtime
 from agentfw.testing import MemoryFlow, make_agent
 from agentfw_credentials import Config, RuleConfig
@@ -28,6 +29,8 @@ from agentfw_native import Plugin as Native
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.verification import PolicyBuilder, Store
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ..guest import openssl_client
 from .support import Loopback, Names, Recorder, TlsOnce, async_test, guest, running, serving
@@ -525,6 +528,34 @@ def test_protocols_of_hellos() -> None:
     assert alpn(hello()) == () and server_name(hello()) == "a.test"
 
 
+def with_extension(hello: bytes, extension: bytes) -> bytes:
+    """The one record `hello`, with an extension more."""
+    at = 5 + 4 + 2 + 32
+    for size in (1, 2, 1):  # session, cipher suites, compression
+        at += size + int.from_bytes(hello[at : at + size])
+    body = hello[at + 2 :] + extension
+    message = hello[9:at] + len(body).to_bytes(2) + body
+    return hello[:3] + (len(message) + 4).to_bytes(2) + b"\1" + len(message).to_bytes(3) + message
+
+
+@async_test
+async def test_an_encrypted_hello_means_its_outer_name_where_it_ends() -> None:
+    """Clients that pose as browsers send the extension for nothing. Passed through, it might mean another server."""
+    out = ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), out, server_hostname="api.test").do_handshake()
+    data = with_extension(out.read(), b"\xfe\x0d\0\x08" + bytes(8))
+    for verdict, record in (("intercept", 0x16), ("passthrough", 0x15)):
+        server, native = Recorder(), Native(NativeConfig())
+        async with (
+            intercepting(Says(verdict), server, more=(native,)) as (runtime, port),
+            guest(runtime, "127.0.0.1", port) as flow,
+        ):
+            await flow.guest_send(data)
+            assert (await flow.guest_receive())[0] == record
+        assert verdict == "intercept" or not server.connections
+
+
 def test_what_needs_no_authority() -> None:
     from agentfw.plugins import PluginManager
 
@@ -540,3 +571,73 @@ def test_what_needs_no_authority() -> None:
         manager.add("it", plugin)
         manager.compile()
         assert manager.may_intercept is may
+
+
+SERVER = FleetCa()
+TRUSTING = ssl.create_default_context(cadata=SERVER.pem.decode())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.binary(min_size=1, max_size=40000), max_size=6),
+    st.lists(st.integers(1, 20000), min_size=1, max_size=5),
+    st.integers(200, 70000),
+    st.none() | st.tuples(st.integers(0, 100000), st.integers(1, 255)),
+)
+def test_what_comes_out_of_a_tls_flow_is_what_went_in(
+    messages: list[bytes], sizes: list[int], ring: int, flip: tuple[int, int] | None
+) -> None:
+    """Cut as the ring likes; with a byte changed, a beginning of it and an error. And the same bytes back."""
+
+    async def body() -> None:
+        inner = MemoryFlow("127.0.0.1", 443, ring=ring)
+        inner.opened()
+        flow = TlsFlow(inner, SERVER.context(Destination("https", "api.test", 443), None))
+        client = Client(inner, TRUSTING, "api.test")
+        await asyncio.gather(flow.handshake(b""), client.handshake())
+        for message in messages:
+            client.tls.write(message)
+        sealed = bytearray(client.outgoing.read())
+        if flip is not None and sealed:
+            sealed[flip[0] % len(sealed)] ^= flip[1]
+        whole = b"".join(messages)
+
+        async def write() -> None:
+            with contextlib.suppress(BrokenPipeError):
+                for at, size in cut(len(sealed), sizes):
+                    await inner.guest_send(sealed[at : at + size])
+                    await asyncio.sleep(0)
+                inner.guest_send_eof()
+
+        got = bytearray()
+        writing = asyncio.create_task(write())
+        broken = False
+        try:
+            while data := await flow.receive(sizes[0]):
+                got += data
+        except BrokenTls:
+            broken = True
+        if flip is not None and sealed:  # a length may have grown beyond the end: then it is cut off, not broken
+            assert whole.startswith(got) and got != whole
+        else:
+            assert got == whole and not broken
+            reading = asyncio.create_task(client.exactly(len(whole)))
+            await flow.send(whole)
+            assert await reading == whole
+        if broken:
+            while await inner.guest_receive():
+                pass
+        await asyncio.wait_for(flow.finish(), 10)
+        assert inner.host_closed
+        await asyncio.wait_for(writing, 10)
+
+    asyncio.run(body())
+
+
+def cut(length: int, sizes: list[int]) -> list[tuple[int, int]]:
+    """[(where, how much)], the sizes taken in turn."""
+    found, at = [], 0
+    while at < length:
+        found.append((at, sizes[len(found) % len(sizes)]))
+        at += found[-1][1]
+    return found

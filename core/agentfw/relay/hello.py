@@ -66,8 +66,7 @@ class _Reader:
 
 
 def extensions(hello: bytes) -> dict[int, bytes]:
-    """The ClientHello's extensions by number. ProtocolError: malformed, an extension twice, an encrypted inner hello (which would
-    hide the name that counts)."""
+    """The ClientHello's extensions by number. ProtocolError: malformed, an extension twice."""
     reader = _Reader(hello)
     reader.take(2 + 32)
     reader.vector(1)
@@ -84,14 +83,19 @@ def extensions(hello: bytes) -> dict[int, bytes]:
         if kind in seen:
             raise ProtocolError("the ClientHello is malformed")
         seen[kind] = listed.vector(2)
-    if _ENCRYPTED_CLIENT_HELLO in seen:
-        raise ProtocolError("an encrypted ClientHello hides its destination")
     return seen
+
+
+def check_open(hello: bytes) -> None:
+    """ProtocolError if there is (or seems to be: browsers send such an extension for nothing) an encrypted inner hello, whose
+    name is the one that would count for the server."""
+    if _ENCRYPTED_CLIENT_HELLO in extensions(hello):
+        raise ProtocolError("an encrypted ClientHello hides its destination")
 
 
 def server_name(hello: bytes) -> str | None:
     """The name as it stands in server_name (not normalised), None if there is no such extension. ProtocolError also if there are
-    several names."""
+    several names. It is the one that counts if `check_open()` passes, or if the hello goes no further than to us."""
     found = extensions(hello).get(_SERVER_NAME)
     if found is None:
         return None

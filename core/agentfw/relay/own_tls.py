@@ -119,6 +119,8 @@ async def decide(session: Session, message: bytes) -> tuple[Verdict, Destination
         destination = session.record.destination = Destination.make("tls", host, session.flow.port)
         try:
             verdict = await session.runtime.plugins.own_tls(session.agent, destination)
+            if verdict == "passthrough":
+                hello.check_open(message)  # whom we intercept means its outer name: we have no key for an inner one
             scheme = "https" if verdict == "intercept" else "tls"
             destination = await permitted(session.runtime, session.agent, scheme, [host], session.flow.port)
             session.record.destination = destination
