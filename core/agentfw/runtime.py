@@ -38,6 +38,8 @@ MAX_ADDRESSES = 16
 MAX_ENDED = 1024
 STAGGER = 0.25
 """Seconds after which the next address of a name is tried beside the one that does not answer (RFC 8305)."""
+RELOADED_PATIENCE = 1.0
+"""Seconds for all `reloaded` hooks, after which flows are looked at though they have not finished (and then once more)."""
 
 log = logging.getLogger("agentfw.runtime")
 
@@ -111,8 +113,7 @@ class Runtime:
                 raise
             self.config = config
             self._reloads += 1
-            await self.plugins.reloaded(self)
-            cut = await recheck(self.uses)
+            cut = await self._tell_and_recheck()
             self.counters["reloads"] += 1
             self.counters["flows_cut"] += cut
             if failure is not None:
@@ -120,6 +121,20 @@ class Runtime:
                 raise failure
             self.audit(AuditEvent.about("reload", reason=f"tables: {', '.join(changed) or 'none'}; flows ended: {cut}"))
             return Reloaded(tuple(changed), before.run != config.run, cut)
+
+    async def _tell_and_recheck(self) -> int:
+        """The `reloaded` hooks, and an end to what is not permitted any more; -> how many flows that were. A hook that takes long
+        does not keep them open."""
+        telling = self.loop.create_task(self.plugins.reloaded(self))
+        try:
+            await asyncio.wait([telling], timeout=RELOADED_PATIENCE)
+            cut = await recheck(self.uses)
+            if not telling.done():
+                await telling
+                cut += await recheck(self.uses)
+            return cut
+        finally:
+            telling.cancel()
 
     def agent_exited(self, agent: Agent, report: ExitReport) -> None:
         """Tell the plugins, forget what was kept for this agent."""

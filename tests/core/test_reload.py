@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import agentfw.runtime as runtime_module
 import agentfw_native
 import agentfw_policy
 import msgspec
@@ -18,7 +20,7 @@ from agentfw.errors import AgentfwError, HookError, PluginError
 from agentfw.plugins import PluginManager, load_plugins
 from agentfw.reports import AuditEvent, ExchangeReport, FlowReport
 from agentfw.runtime import Runtime
-from agentfw.testing import make_agent, make_runtime
+from agentfw.testing import MemoryFlow, make_agent, make_runtime
 
 from .support import Loopback, Names, TlsOnce, async_test, exactly, guest, lookup, offload, running, serving
 
@@ -383,6 +385,43 @@ async def test_a_plugin_that_fails_to_answer_does_not_permit() -> None:
             assert (await runtime.reload(closing())).flows_cut == 1
             with pytest.raises(ConnectionResetError):
                 await flow.guest_receive()
+
+
+@async_test
+async def test_a_plugin_that_takes_its_time_keeps_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_module, "RELOADED_PATIENCE", 0.01)
+
+    class Slow:
+        go_on = asyncio.Event()
+        strict = False
+
+        @hookimpl
+        async def reloaded(self) -> None:
+            await self.go_on.wait()
+            self.strict = True
+
+        @hookimpl
+        def allow(self, destination: Destination) -> None:
+            if self.strict and destination.host == "b.example":
+                raise Denied("slow", "closed")
+
+    plugin = Slow()
+    async with serving(echo) as port, gated(plugin) as (runtime, _):
+        flows: list[MemoryFlow] = []
+        async with contextlib.AsyncExitStack() as stack:
+            for name in (HOST, "b.example"):
+                await lookup(runtime, name)
+                flows.append(await stack.enter_async_context(guest(runtime, "127.0.0.1", port)))
+                await flows[-1].guest_send(b"\x00hello")
+                assert await exactly(flows[-1], 6) == b"\x00hello"
+            reloading = asyncio.create_task(runtime.reload(closing(HOST)))
+            with pytest.raises(ConnectionResetError):
+                await flows[0].guest_receive()
+            assert not reloading.done()
+            plugin.go_on.set()
+            assert (await reloading).flows_cut == 2, "it is asked again once it is ready"
+            with pytest.raises(ConnectionResetError):
+                await flows[1].guest_receive()
 
 
 # -- all or nothing

@@ -109,7 +109,7 @@ async def _check_some(left: Iterator[Use], uses: set[Use]) -> int:
         try:
             await use.check()
         except AgentfwError as error:
-            if use in uses:  # it may have ended meanwhile
+            if use in uses and use.refused is None:  # it may have ended meanwhile, or be about to
                 use.cut(error)
                 cut += 1
         if number % 64 == 63:
