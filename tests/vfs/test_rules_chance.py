@@ -121,7 +121,7 @@ def test_what_is_protected_is_never_seen(make: MakeVfs, tmp_path: Path, patterns
         files = [FileRule(pattern, action) for pattern in patterns]  # type: ignore[arg-type]
         assert vfs.rules(compile_rules([*files, FileRule("/w/fixed/**", "read")])) == 0
         chance = Chance(vfs, seed)
-        for _ in range(400):
+        for _ in range(300):
             chance.step()
         assert chance.done > 25
         keys = [path for path in work.rglob("*") if path.is_file() and not path.is_symlink() and path.read_bytes() == SECRET]
