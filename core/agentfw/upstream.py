@@ -28,6 +28,9 @@ class TlsRequest:
     minimum: int = 0
     maximum: int = 0
     """TLS versions as ssl.TLSVersion numbers (0x0303 = 1.2, 0x0304 = 1.3), 0: no opinion."""
+    probe: bool = False
+    """Only what is negotiated is asked for, nothing will be sent: a pool need not take a connection out of anybody's turn for it,
+    if it knows the answer from one that is open."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agentfw.errors import Denied, UpstreamError
+from agentfw.testing import make_agent
+from agentfw.upstream import TlsRequest
 
 from .hostile import Client, Line, answer, hostile
-from .support import ALICE, HOST, run
+from .support import ALICE, BOB, HOST, bench, echo, run, serve
 
 
 class Quits:
@@ -240,5 +243,61 @@ def test_a_full_queue_is_503_with_retry_after(tmp_path: Path) -> None:
             await clients[2].good("later")  # on the flow that was told to come back
             for client in clients:
                 await client.close()
+
+    run(main)
+
+
+def test_where_all_connections_are_busy_new_flows_get_their_tls_and_503(tmp_path: Path) -> None:
+    """SDKs understand a 503 that says when to come back better than a handshake that cannot be had. What the peer is, is known
+    from a connection that is open."""
+
+    async def main() -> None:
+        async def never(line: Line, request: bytes) -> None:
+            raise AssertionError
+
+        async with hostile(never, tmp_path, max_connections=1, max_pending=1) as stage:
+            first, second, third = (Client(stage.bench, ALICE) for _ in range(3))
+            assert (await first.open())["ok"]
+            await first.send("/slow/1")
+            await asyncio.sleep(0.05)
+            assert (await second.open())["ok"]
+            await second.send("/slow/2")
+            await asyncio.sleep(0.05)
+            assert stage.bench.waiting == 1
+            told = await third.open()
+            assert told["ok"] and told["cert"]
+            await third.send("/good/3")
+            assert (await third.judge())[0] == "503"
+            stage.server.go.set()
+            assert await first.judge() == ("200", b"1")
+            assert await second.judge() == ("200", b"2")
+            await third.good("later")
+            assert stage.bench.handshakes == 1
+            for client in (first, second, third):
+                await client.close()
+
+    run(main)
+
+
+def test_what_is_known_is_told_to_those_only_who_may_have_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serve(echo) as peer, bench(peer.port, peer.authority.ca_pem, tmp_path) as b:
+            probe = TlsRequest(HOST, ("http/1.1",), probe=True)
+            upstream = await b.lease(ALICE)
+            known = await b.lease(BOB, probe)
+            assert known.tls == upstream.tls and known.tls and known.address == "127.0.0.1"
+            for attempt in (known.send(b"x"), known.receive(), known.send_eof()):
+                with pytest.raises(UpstreamError, match="only asked about"):
+                    await attempt
+            known.release(reusable=True)
+            assert (b.handshakes, b.leased, b.held) == (1, 1, 0)
+            b.loopback.denied = {("bob", "127.0.0.1")}
+            with pytest.raises(Denied):
+                await b.lease(BOB, probe)
+            other = await b.lease(make_agent("red", tenant="red"), probe)  # never knows what others do
+            assert b.handshakes == 2
+            other.release(reusable=True)
+            upstream.release()
+            assert b.leased == 0
 
     run(main)

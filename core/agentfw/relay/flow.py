@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from ..agents import Agent
@@ -254,7 +255,7 @@ async def _offloaded(session: Session) -> None:
         destination, tls = await _tls_wanted(session, hello_)
         session.record.kind, session.record.destination = "tls", destination
         session.aim(destination)
-        upstream = await session.use.connect(destination, tls)
+        upstream = await session.use.connect(destination, replace(tls, probe=True))
         info, reused = upstream.tls, upstream.reused
         upstream.release(reusable=True)
         assert info is not None  # Runtime.connect() saw to it

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import ssl
 from collections import OrderedDict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from ..agents import Agent
@@ -143,7 +144,7 @@ async def intercept(session: Session, message: bytes, destination: Destination) 
     async with session.until_closed():
         await runtime.interceptor.turn(agent)
     session.aim(destination)
-    upstream = await session.use.connect(destination, request)
+    upstream = await session.use.connect(destination, replace(request, probe=True))
     info = upstream.tls
     upstream.release(reusable=True)
     assert info is not None  # Runtime.connect() saw to it

@@ -132,3 +132,29 @@ class Lease:
         self._reused = pool.has_waited(connection)
         self._used = pool.was_used(connection)
         return connection
+
+
+class Known:
+    """An answer to `TlsRequest.probe`: an `agentfw.upstream.Upstream` that leads nowhere."""
+
+    reused = True
+
+    def __init__(self, connection: Connection) -> None:
+        self.destination = connection.destination
+        self.address = connection.address
+        self.tls = connection.info
+
+    async def send(self, data: bytes) -> None:
+        raise self._refusal()
+
+    async def receive(self, limit: int = 65536) -> bytes:
+        raise self._refusal()
+
+    async def send_eof(self) -> None:
+        raise self._refusal()
+
+    def _refusal(self) -> UpstreamError:
+        return UpstreamError(f"{self.destination} was only asked about, not connected to")
+
+    def release(self, *, reusable: bool = False) -> None:
+        pass

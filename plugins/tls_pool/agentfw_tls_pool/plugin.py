@@ -23,8 +23,9 @@ from OpenSSL import SSL
 from . import drain
 from .config import TlsConfig, host_set
 from .connection import Connection
+from .failures import Abandoned
 from .groups import Key, Limits
-from .pool import OPERATOR, Abandoned, Pool
+from .pool import OPERATOR, Pool
 from .trust import ClientCertificate, Kind, Trust, Versions
 
 SWEEP = 5.0
@@ -196,6 +197,9 @@ class Plugin:
         assert self.pool
         for _ in range(4):
             key = self.key(agent, destination, tls)
+            known = self.pool.known(key, agent) if tls.probe else None
+            if known is not None:
+                return known
             try:
                 lease = await self.pool.lease(key, agent, shared=self.is_shared(destination))
             except Abandoned:

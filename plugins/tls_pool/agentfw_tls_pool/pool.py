@@ -12,15 +12,18 @@ import logging
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from itertools import islice
 
 from agentfw.agents import Agent
 from agentfw.destination import Destination
-from agentfw.errors import AgentfwError, ConnectError, Denied, HookError, Overloaded, TlsError, UpstreamError
+from agentfw.errors import AgentfwError, ConnectError, Denied, HookError, Overloaded, UpstreamError
 from OpenSSL import SSL
 
 from .connection import Connection
+from .failures import Abandoned, copy_of
 from .groups import SESSION_AGE, SESSIONS, Cluster, Group, Key, Limits, Waiter
-from .lease import Lease
+from .lease import Known, Lease
 
 log = logging.getLogger("agentfw.tls")
 
@@ -50,10 +53,6 @@ COUNTERS = (
     "queue_timeout", "retry", "retry_overflow", "failed", "retired_dirty", "retired_idle", "retired_age", "retired_requests",
     "retired_denied", "retired_drained", "retired_flood", "closed_by_peer", "replaced",
 )  # fmt: skip
-
-
-class Abandoned(Exception):
-    """The group's kind of connection is not made any more: a reload changed what its key stands for."""
 
 
 class Pool:
@@ -103,6 +102,17 @@ class Pool:
             raise
         retry = bool(group.cluster.claims) and group.cluster.begin_retry(agent)
         return Lease(self, group, agent, connection, retry)
+
+    def known(self, key: Key, agent: Agent) -> Known | None:
+        """What is known of the peer from a connection that is open and that `agent` could be lent."""
+        group = self.groups.get(key)
+        if group is not None:
+            for connection in (*group.idle[-1:], *islice(group.leased, 1)):
+                if not (connection.closed or connection.drained):
+                    with suppress(Denied, HookError, OSError):  # another address may be permitted
+                        self._check_address(agent, key.destination, connection.address)
+                        return Known(connection)
+        return None
 
     def let_go(self, agent: Agent) -> None:
         """A lease, or the wait for one, has ended."""
@@ -497,7 +507,7 @@ class Pool:
             log.warning("cannot open a connection to %s ahead of need: %s", group.key.destination, failure)
         for waiter in concerned:
             if not waiter.future.done():
-                waiter.future.set_exception(_copy(failure))
+                waiter.future.set_exception(copy_of(failure))
             group.remove(waiter)
 
     # ---- upkeep ----
@@ -597,16 +607,3 @@ class Pool:
             "opening": sum(group.opening for group in groups),
             "waiting": sum(group.waiting for group in groups),
         }
-
-
-def _copy(failure: AgentfwError) -> AgentfwError:
-    """One exception raised in many tasks would grow all their tracebacks."""
-    if type(failure) is TlsError:
-        return TlsError(
-            str(failure), reason=failure.reason, verify_code=failure.verify_code, verify_message=failure.verify_message
-        )
-    if type(failure) is ConnectError:
-        copy = ConnectError(failure.destination, failure.errno)
-        copy.args = failure.args
-        return copy
-    return failure
