@@ -93,6 +93,32 @@ def shows(out: bytes, key: bytes) -> bool:
     return any(key in text or key.hex().encode() in text or any(form in text for form in forms(key)) for text in texts)
 
 
+PRINTABLE = st.characters(min_codepoint=0x20, max_codepoint=0x7E)
+ONE_WAY = {name: form for name, form in FORMS.items() if name not in ("mixed", "json twice", "base64 in a url", "base64 in json")}
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.text(PRINTABLE, min_size=8, max_size=80).filter(lambda text: text == text.strip()),
+    st.sampled_from(sorted(ONE_WAY)),
+    st.randoms(use_true_random=False),
+    st.sampled_from([b"", b"%41&amp;\\n\\u0041", b"\\", b"%", b"&#65;", b"&"]),
+    st.lists(st.integers(0, 500), max_size=12),
+)
+def test_any_secret_at_all(secret: str, form: str, draw: random.Random, beside: bytes, cuts: list[int]) -> None:
+    """Also one that looks like an escape itself."""
+    key = secret.encode()
+    needles = Needles([key])
+    said = ONE_WAY[form](draw, key)
+    whole = beside + b" " + said + b" " + beside
+    start = len(beside) + 1
+    out, count = mask(needles, cut(whole, cuts))
+    assert count >= 1 and len(out) == len(whole)
+    assert not needles.find(out) and key not in out
+    assert out[start : start + len(said)] != said
+    assert (out, count) == mask(needles, [whole])
+
+
 @settings(max_examples=400, deadline=None)
 @given(
     st.sampled_from(KEYS),

@@ -63,15 +63,18 @@ class Escapes:
         ]
         self._compiled: dict[str, re.Pattern[bytes]] = {}
 
-    def pattern(self, data: bytes) -> re.Pattern[bytes] | None:
-        """What finds those that `data` can have; None if it has none."""
+    def patterns(self, data: bytes) -> list[re.Pattern[bytes]]:
+        """What finds those that `data` can have: each kind by itself, since what is no escape in one may look like one of
+        another (a URL in JSON, a secret with a `%` in it), and all kinds together."""
         kinds = [pattern for first, all_, pattern in self._kinds if first in data and any(begin in data for begin in all_)]
-        if not kinds:
-            return None
-        joined = "|".join(kinds)
-        compiled = self._compiled.get(joined)
+        if len(kinds) > 1:
+            kinds.append("|".join(kinds))
+        return [self._compile(kind) for kind in kinds]
+
+    def _compile(self, pattern: str) -> re.Pattern[bytes]:
+        compiled = self._compiled.get(pattern)
         if compiled is None:
-            compiled = self._compiled[joined] = re.compile(joined.encode("ascii"))
+            compiled = self._compiled[pattern] = re.compile(pattern.encode("ascii"))
         return compiled
 
 
@@ -89,12 +92,12 @@ class View:
 
     __slots__ = ("_ends", "_starts", "data")
 
-    def __init__(self, original: bytes, escapes: re.Pattern[bytes] | None) -> None:
+    def __init__(self, original: bytes, escapes: re.Pattern[bytes]) -> None:
         pieces: list[bytes] = []
         starts: list[int] = []
         ends: list[int] = []
         done = length = 0
-        for match in escapes.finditer(original) if escapes is not None else ():
+        for match in escapes.finditer(original):
             start, end = match.span()
             byte = _unescaped(match[0])
             if len(byte) != 1:
@@ -171,20 +174,23 @@ class Needles:
         found = self._search(data)
         begun = 0 if last else self._undecided(data)
         cut = None if last else _CUT_ESCAPE.search(data, max(0, len(data) - _LONGEST_ESCAPE))
-        escapes = self._escapes.pattern(data)
-        if escapes is None and cut is None:
+        patterns = self._escapes.patterns(data)
+        if not patterns and cut is None:
             return found, begun
-        view = View(data[: cut.start()] if cut else data, escapes)
-        if len(view):
-            more = [(view.at(start), view.at(end), number) for start, end, number in self._search(view.data)]
-            found = sorted({*found, *more})
-        if not last:
-            in_view = self._undecided(view.data)
-            start = len(data) - begun
-            if in_view or cut:
-                start = min(start, view.at(len(view.data) - in_view))
-            begun = len(data) - view.whole(start)
-        return found, begun
+        whole = data[: cut.start()] if cut else data
+        start = min(len(data) - begun, len(whole) - self._undecided(whole) if cut else len(data))
+        views = [view for view in (View(whole, pattern) for pattern in patterns) if len(view)]
+        for view in views:
+            found += [(view.at(a), view.at(b), number) for a, b, number in self._search(view.data)]
+            if not last:
+                start = min(start, view.at(len(view.data) - self._undecided(view.data)))
+        if views:
+            found = sorted(set(found))
+        if last:
+            return found, 0
+        while (earlier := min((view.whole(start) for view in views), default=start)) < start:
+            start = earlier
+        return found, len(data) - start
 
     def _search(self, data: bytes) -> list[Found]:
         if not self._first_of.find_matches_as_indexes(data):
