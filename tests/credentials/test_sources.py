@@ -253,6 +253,10 @@ async def test_a_401_renews_once() -> None:
     assert await source.get() == "second" and source.runs == 2, "a new one was no better: renewing does not help"
     source.accepted("second")
     source.rejected("second")
+    assert await source.get() == "second" and source.runs == 2, "not again and again, whatever agents make servers say"
+    source._no_doubt_before = 0.0
+    source.accepted("second")
+    source.rejected("second")
     assert await source.get() == "third" and source.runs == 3
     await source.stop()
 

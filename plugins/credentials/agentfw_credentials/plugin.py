@@ -281,7 +281,7 @@ class Plugin:
         self._judge(state, sent, head.status)
         self._mask_head(head)
         used = chosen(rules, request.target.partition("?")[0])
-        if not any(rule.cookies for rule in used):
+        if (sent or used) and not any(rule.cookies for rule in used):
             head.headers.remove("set-cookie", "set-cookie2")
         if head.status == 101:
             if request.upgrade != "websocket" or "sec-websocket-extensions" in head.headers:

@@ -29,6 +29,8 @@ EARLY = 0.8
 RETRY = 5.0
 """Seconds after a failure, doubled each time up to RETRY_MOST."""
 RETRY_MOST = 120.0
+DOUBT = 30.0
+"""Seconds between renewals because a server did not accept a value."""
 
 
 class Renewed(Source):
@@ -50,6 +52,7 @@ class Renewed(Source):
         """It should have been renewed, but nobody had asked for it: when somebody does."""
         self._failures = 0
         self._not_before = 0.0
+        self._no_doubt_before = 0.0
         self._doubted = ""
         """The value that was rejected last: not renewed for that again until one is accepted."""
         self._stopped = False
@@ -77,8 +80,10 @@ class Renewed(Source):
         if value == self._value and self._doubted != value and not self._stopped:
             self.counters["rejected"] += 1
             known, self._doubted = self._doubted, value
-            if known:
-                return  # the one before it was rejected, too: another would be no better
+            now = time.monotonic()
+            if known or now < self._no_doubt_before:
+                return  # the one before it was rejected, too: another would be no better; or agents make it so again and again
+            self._no_doubt_before = now + DOUBT
             if not self.keeps:
                 self._expires = 0.0
             self._begin()
