@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from pathlib import Path
 
 import pytest
 from agentfw import Agent, Denied, Destination, Headers, RequestHead, ResponseHead, hookimpl
 from agentfw.config import Config, load_config
 from agentfw.errors import HookError, UpstreamError
-from agentfw.plugins import PluginManager, load_plugins
+from agentfw.plugins import PluginManager, calling, load_plugins
 from agentfw.plugins.calling import Call
 from agentfw.plugins.limits import hook_names
 from agentfw.plugins.tracing import line
@@ -104,29 +103,14 @@ class Does:
         if what == "upstream":
             raise UpstreamError("it is down")
         if what == "waits":
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.001)
         if what == "hangs":
             await asyncio.sleep(60)
-        if what == "blocks":
-            time.sleep(0.03)  # noqa: ASYNC251  # the mistake that is to be found
-        if what == "later":
-            await asyncio.sleep(0)
-            time.sleep(0.03)  # noqa: ASYNC251
-
-    @hookimpl
-    def dial(self, address: str) -> bool | None:
-        if address == "192.0.2.9":
-            time.sleep(0.03)
-        return True
-
-    @hookimpl
-    def start(self) -> None:
-        time.sleep(0.03)
 
 
 @async_test
 async def test_calls_are_counted_by_outcome() -> None:
-    made = manager(Does(), object(), config=Config({"plugins": {"limits": {"p0": {"allow": 0.05}}}}))
+    made = manager(Does(), object(), config=Config({"plugins": {"blocking": 60, "limits": {"p0": {"allow": 0.5}}}}))
     for host in ("ok", "ok", "denied", "fails", "upstream", "waits", "hangs"):
         try:
             await made.allow(AGENT, Destination.make("https", f"{host}.example"))
@@ -136,32 +120,83 @@ async def test_calls_are_counted_by_outcome() -> None:
     assert set(numbers) == {f"hooks.p0.allow.{what}" for what in ("calls", "seconds", "longest", "denied", "errors", "timeouts")}
     assert numbers["hooks.p0.allow.calls"] == 7
     assert [numbers[f"hooks.p0.allow.{what}"] for what in ("denied", "errors", "timeouts")] == [1, 1, 1]
-    assert 0.05 <= numbers["hooks.p0.allow.longest"] <= numbers["hooks.p0.allow.seconds"], "waiting counts"
+    assert 0.5 <= numbers["hooks.p0.allow.longest"] <= numbers["hooks.p0.allow.seconds"], "waiting counts"
 
 
 @async_test
 async def test_what_was_not_called_is_not_told_and_the_number_of_numbers_is_bounded() -> None:
-    runtime = make_runtime(Does())
+    runtime = make_runtime(Does(), config={"plugins": {"blocking": 60}})
     assert not runtime.plugins.hook_statistics()
     for number in range(100):
         await runtime.plugins.allow(make_agent(str(number)), Destination.make("https", f"a{number}.example"))
     assert set(runtime.statistics()) == {f"hooks.Does.allow.{what}" for what in ("calls", "seconds", "longest")}
 
 
+class Clock:
+    """What the calls are timed by, here: nothing that the machine does makes it go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0
+        monkeypatch.setattr(calling, "_now", lambda: self.now)
+
+    def work(self, seconds: float) -> None:
+        self.now += int(seconds * 1e9)
+
+
+class Busy:
+    """Holds up the loop for as many milliseconds as the host's or address's last part says."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
+    @hookimpl
+    async def allow(self, destination: Destination) -> None:
+        if destination.host.startswith("later"):
+            self.clock.work(0.001)
+            await asyncio.sleep(0)
+        self.clock.work(int(destination.host.rpartition(".")[2][1:]) / 1e3)
+
+    @hookimpl
+    def dial(self, address: str) -> bool | None:
+        self.clock.work(int(address.rpartition(".")[2]) / 1e3)
+        return True
+
+    @hookimpl
+    def start(self) -> None:
+        self.clock.work(50)
+
+
+def to(host: str) -> Destination:
+    return Destination("https", host, 443)
+
+
 @async_test
-async def test_who_holds_up_the_loop_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    made = manager(Does(), config=Config({"plugins": {"blocking": 0.02}}))
+async def test_who_holds_up_the_loop_is_named_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    made = manager(Busy(clock), config=Config({"plugins": {"blocking": 0.02}}))
     await made.start(None)  # type: ignore[arg-type]  # before the first agent it may take its time
-    await made.allow(AGENT, Destination.make("https", "waits.example"))
-    assert not caplog.messages, "waiting holds nobody up"
-    for _ in range(2):
-        await made.allow(AGENT, Destination.make("https", "blocks.example"))
-        await made.allow(AGENT, Destination.make("https", "later.example"))
-        made.dial(AGENT, WHERE, "192.0.2.9")
+    for _ in range(3):
+        await made.allow(AGENT, to("later.m19"))
+        made.dial(AGENT, WHERE, "192.0.2.20")
+    assert not [name for name in made.hook_statistics() if name.endswith(".blocked")]
+    for _ in range(4):
+        await made.allow(AGENT, to("now.m30"))
+        await made.allow(AGENT, to("later.m30"))  # a step after the first
+        made.dial(AGENT, WHERE, "192.0.2.30")
     named = [text for text in caplog.messages if "held up all agents" in text]
-    assert len(named) == 2 and "`p0`" in named[0] and "`allow`" in named[0] and "`dial`" in named[1]
+    assert len(named) == 2 and "`p0`" in named[0] and "for 0.030 s in `allow`" in named[0] and "`dial`" in named[1]
     numbers = made.hook_statistics()
-    assert numbers["hooks.p0.allow.blocked"] == 4 and numbers["hooks.p0.dial.blocked"] == 2
+    assert numbers["hooks.p0.allow.blocked"] == 8 and numbers["hooks.p0.dial.blocked"] == 4
+
+
+@async_test
+async def test_now_and_then_may_have_been_the_machine(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = manager(Busy(Clock(monkeypatch)), config=Config({"plugins": {"blocking": 0.02}}))
+    for number in range(60):
+        await made.allow(AGENT, to("now.m30" if number % 15 == 14 else "now.m1"))
+    assert made.hook_statistics()["hooks.p0.allow.blocked"] == 4 and not caplog.messages
+    await made.allow(AGENT, to("now.m201"))
+    assert len(caplog.messages) == 1 and "for 0.201 s" in caplog.messages[0], "ten times as long as it may"
 
 
 def test_who_does_not_return_is_named_while_it_does_not(caplog: pytest.LogCaptureFixture) -> None:

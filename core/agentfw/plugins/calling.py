@@ -32,8 +32,8 @@ class Call:
     """One hook implementation. Its numbers are read by `PluginManager.hook_statistics()`."""
 
     __slots__ = (
-        "blocked", "blocking_ns", "calls", "denied", "errors", "function", "hook", "longest_ns", "names", "plugin", "seconds",
-        "timeouts", "total_ns", "trace",
+        "blocked", "blocking_ns", "calls", "denied", "errors", "function", "hook", "longest_ns", "named", "names", "plugin",
+        "seconds", "timeouts", "total_ns", "trace",
     )  # fmt: skip
 
     def __init__(self, plugin: str, hook: str, function: Callable[..., Any], names: tuple[str, ...] = ()) -> None:
@@ -52,6 +52,8 @@ class Call:
         self.denied = 0
         self.timeouts = 0
         self.blocked = 0
+        self.named = False
+        """The log has told that it holds up the loop."""
         self.total_ns = 0
         self.longest_ns = 0
 
@@ -139,8 +141,11 @@ class Call:
         raise raised from error
 
     def _held_up(self, took: int) -> None:
+        """Once may have been the machine, which had other things to do; several times, or for long, was the hook."""
         self.blocked += 1
-        if self.blocked == 1:
+        again = self.blocked >= 3 and self.blocked * 10 >= self.calls
+        if not self.named and (again or took > 10 * self.blocking_ns):
+            self.named = True
             log.warning(
                 "plugin `%s` held up all agents for %.3f s in `%s`; it should wait with `await`, or use a thread",
                 self.plugin, took / 1e9, self.hook,

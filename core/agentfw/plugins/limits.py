@@ -28,7 +28,8 @@ class PluginsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_
     limits: dict[str, float | dict[str, float]] = {}
     """Seconds by hook; or by plugin, and there by hook."""
     blocking: float = 0.1
-    """Seconds that a hook may hold up the loop (and so, all agents) before it is named in the log and counted."""
+    """Seconds that a hook may hold up the loop (and so, all agents) before that is counted. The log names it, once, if it does so
+    for ten times as long, or for the third time, and in one call of ten."""
 
 
 class Limits:
