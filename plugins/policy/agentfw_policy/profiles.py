@@ -8,8 +8,10 @@ value, limits too, come from the profile, from what it extends, or from [policy]
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import fnmatch
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -196,4 +198,9 @@ def _rules(where: str, table: RulesConfig) -> list[Rule]:
         rule = parse_rule(where, i, config)
         resolve((f"{rule.key}.limits", "", rule.limits))  # ConfigError now, not when it is needed
         rules.append(rule)
+    seen: Counter[str] = Counter()
+    for i, rule in enumerate(rules):  # two that are called alike have what agents used apart
+        seen[rule.identity] += 1
+        if seen[rule.identity] > 1:
+            rules[i] = dataclasses.replace(rule, identity=f"{rule.identity} #{seen[rule.identity]}")
     return rules
