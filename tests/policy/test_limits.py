@@ -112,6 +112,15 @@ def test_limits_of_a_rule_and_of_all_together() -> None:
     assert [asked(plugin, "GET /v2", A, make_agent(str(n))) for n in range(2)] == ["allowed", "policy.shared_limits.requests: 5"]
 
 
+def test_rules_of_one_name_are_counted_apart() -> None:
+    rule = {"action": "allow", "name": "same", "methods": ["GET"]}
+    hosts = (("a.example", 1), ("b.example", 2), ("b.example", 3))
+    plugin = policy(rule=[rule | {"host": host, "limits": {"requests": number}} for host, number in hosts])
+    assert asked(plugin, "GET /", A) == "allowed" and asked(plugin, "GET /", A) == "policy.rule: same, limits.requests: 1"
+    b = "https://b.example:443"
+    assert [asked(plugin, "GET /", b) for _ in range(3)] == ["allowed", "allowed", "policy.rule: same, limits.requests: 2"]
+
+
 @pytest.mark.parametrize(
     ("text", "size"), [(5, 5), ("5", 5), ("64K", 65536), ("1M", 1 << 20), ("2GiB", 2 << 30), ("1t", 1 << 40)]
 )
