@@ -99,6 +99,8 @@ class Group:
     last_failure: AgentfwError | None = None
     duration: float | None = None
     """Moving average of what a lease that was used took."""
+    returned_at: float = 0.0
+    """Loop time of the last end of a lease."""
     again: asyncio.TimerHandle | None = None
     abandoned: bool = False
 

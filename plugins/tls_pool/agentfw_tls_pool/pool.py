@@ -269,13 +269,14 @@ class Pool:
         if not self.take_back(group, connection):
             connection.close()
             return
+        group.returned_at = now = self._loop.time()
         if connection.sent != connection.lent_at_sent:
-            took = self._loop.time() - connection.lent_at
+            took = now - connection.lent_at
             group.duration = took if group.duration is None else 0.8 * group.duration + 0.2 * took
         if not reusable or self._closed:
             self.retire(group, connection, "not reusable")
         else:
-            reason = connection.soiled() or self._worn(connection, self._loop.time())
+            reason = connection.soiled() or self._worn(connection, now)
             if reason:
                 self.retire(group, connection, reason)
             else:
@@ -408,13 +409,13 @@ class Pool:
             self._pump(group)
 
     def _worth_opening(self, group: Group, now: float) -> bool:
-        """Those who wait have waited, or would wait, longer than they should for what is in use. While no call has ended yet, the
-        oldest one tells how long they take: so long at least."""
+        """Those who wait would wait longer than they should for what is in use. While no call has ended yet, the oldest one tells
+        how long they take: so long at least; and while none ends any more, what they took so far says nothing."""
         total = group.total
         if total < max(EAGER, group.keep):
             return True
-        if now - next(iter(group.waiters.values()))[0].since > self.limits.patience:
-            return True  # those in use are stuck, or slower than calls used to be
+        if now - max(next(iter(group.waiters.values()))[0].since, group.returned_at) > self.limits.patience:
+            return True
         took = group.duration
         if took is None:
             took = max((now - each.lent_at for each in group.leased), default=0.0)
