@@ -21,12 +21,12 @@ from . import addresses, dns_reply, dns_wire
 from .agents import Agent, ExitReport, Operator
 from .config import Config
 from .destination import Destination
-from .errors import AgentfwError, ConnectError, Denied, HookError, ResolveError, UpstreamError
+from .errors import AgentfwError, ConnectError, Denied, HookError, ResolveError, TlsError, UpstreamError
 from .flows import Flow
 from .metering import Meter, MeteredFlow, Traffic
 from .plugins import PluginManager
 from .plugins.watchdog import Watchdog
-from .relay import relay
+from .relay import agents_trust, relay
 from .relay.own_tls import Interceptor
 from .relay.session import NameMemory
 from .relay.uses import Use, recheck
@@ -239,6 +239,12 @@ class Runtime:
         if upstream.destination != destination or (upstream.tls is None) != (tls is None):
             upstream.release()  # what is sent next must not go elsewhere, nor in the clear
             raise ConnectError(destination, errno.EPROTO, "the connect hook gave another connection than asked for")
+        if tls is not None and upstream.tls is not None:
+            try:
+                agents_trust.check(tls, upstream.tls)
+            except TlsError:
+                upstream.release(reusable=True)  # nothing is wrong with it for others
+                raise
         if reloads != self._reloads:  # it was made under rules that are not in force any more
             try:
                 await self._allow(agent, destination)

@@ -15,7 +15,7 @@ from ..errors import AgentfwError, Denied, DestinationError, HookError, Protocol
 from ..flows import errno_of
 from ..metering import MeteredFlow
 from ..upstream import TlsRequest, Upstream
-from . import agents_trust, dns, own_tls, preface
+from . import dns, own_tls, preface
 from .http import HttpRelay
 from .raw import relay_raw
 from .record import FlowRecord
@@ -259,7 +259,6 @@ async def _offloaded(session: Session) -> None:
         info, reused = upstream.tls, upstream.reused
         upstream.release(reusable=True)
         assert info is not None  # Runtime.connect() saw to it
-        agents_trust.check(tls, info)
     except AgentfwError as error:
         session.count("tls_refused")
         _note(session.runtime, session.agent, session.flow, session.record, error)
