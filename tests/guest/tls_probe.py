@@ -185,14 +185,19 @@ def _():
 
 @tell("waiting")
 def _():
+    tls = wrapped("silent", do_handshake_on_connect=False)
+    tls.setblocking(False)
+    try:
+        tls.do_handshake()
+    except ssl.SSLWantReadError as error:
+        facts = describe(error)
     tls = wrapped("echo", do_handshake_on_connect=False)
     tls.setblocking(False)
     while True:
         try:
             tls.do_handshake()
             break
-        except ssl.SSLWantReadError as error:
-            facts = describe(error)
+        except ssl.SSLWantReadError:
             select.select([tls], [], [], 30)
     try:
         tls.recv(1)
