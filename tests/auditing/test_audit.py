@@ -8,6 +8,7 @@ import os
 import stat
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -142,11 +143,11 @@ def test_two_write_one_file(tmp_path: Path) -> None:
 
 def test_a_file_that_another_program_put_away_is_begun_anew(tmp_path: Path) -> None:
     file = LogFile(tmp_path / "a", 1 << 20, 1, "no")
-    file.write(b"{}\n")
+    file.write([b"{}"])
     (tmp_path / "a").rename(tmp_path / "old")
-    file.write(b"[]\n")
+    file.write([b"[]"])
     (tmp_path / "a").unlink()
-    file.write(b"5\n")
+    file.write([b"5"])
     file.close()
     assert ((tmp_path / "old").read_bytes(), (tmp_path / "a").read_bytes()) == (b"{}\n", b"5\n")
 
@@ -156,9 +157,9 @@ def test_nobody_waits_and_what_is_dropped_is_told(tmp_path: Path, monkeypatch: p
     moves = threading.Event()
     write = LogFile.write
 
-    def slow(self: LogFile, data: bytes) -> None:
+    def slow(self: LogFile, lines: Sequence[bytes]) -> None:
         assert moves.wait(20)
-        write(self, data)
+        write(self, lines)
 
     monkeypatch.setattr(LogFile, "write", slow)
     made = Writer(LogFile(tmp_path / "a", 1 << 30, 1, "no"), 65536)

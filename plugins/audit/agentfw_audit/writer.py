@@ -10,6 +10,7 @@ import stat
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -33,6 +34,8 @@ class LogFile:
         self.keep = keep
         self.sync = sync
         self.rotations = 0
+        self.done = 0
+        """Lines of the last `write()` that are in the file."""
         self._torn = False
         self._descriptor = self._open()
 
@@ -49,14 +52,28 @@ class LogFile:
             raise
         return descriptor
 
-    def write(self, data: bytes) -> None:
-        """Append whole lines. OSError: some of them may be there; a torn one is ended before the next."""
+    def write(self, lines: Sequence[bytes]) -> None:
+        """Append lines, given without their ends, to as many files as they need. OSError: `done` of them are written; one that is
+        torn is ended before the next."""
+        self.done = 0
         self._follow()
+        while self.done < len(lines):
+            size = os.fstat(self._descriptor).st_size
+            end, length = self.done, 0
+            while end < len(lines) and (not length or size + length + len(lines[end]) < self.max_bytes):
+                length += len(lines[end]) + 1
+                end += 1
+            if size and size + length > self.max_bytes:
+                self._rotate()
+                continue
+            self._append(b"".join(line + b"\n" for line in lines[self.done : end]))
+            self.done = end
+        if self.sync == "always":
+            os.fsync(self._descriptor)
+
+    def _append(self, data: bytes) -> None:
         if self._torn:
             data = b"\n" + data
-        size = os.fstat(self._descriptor).st_size
-        if size and size + len(data) > self.max_bytes:
-            self._rotate()
         done = 0
         try:
             while done < len(data):
@@ -64,8 +81,6 @@ class LogFile:
         finally:
             if done:
                 self._torn = data[done - 1] != 10
-        if self.sync == "always":
-            os.fsync(self._descriptor)
 
     def _follow(self) -> None:
         """Somebody else has put the file away, or removed it: go on with the one that has its name."""
@@ -203,23 +218,27 @@ class Writer:
         return lines, missing
 
     def _put(self, lines: list[bytes], missing: int) -> None:
-        data = b"".join(line + b"\n" for line in lines)
         if missing:
-            data += msgspec.json.encode({"time": time.time(), "event": "dropped", "lines": missing}) + b"\n"
+            note = msgspec.json.encode({"time": time.time(), "event": "dropped", "lines": missing})
+            lines = [*lines, note]
         try:
-            self._file.write(data)
+            self._file.write(lines)
         except OSError as error:
             self.failures += 1
+            told = len(lines) - (1 if missing else 0)
+            written = min(self._file.done, told)
+            lost = told - written
             with self._some:
-                self.dropped += len(lines)
-                self._missing += len(lines) + missing
+                self.written += written
+                self.dropped += lost
+                self._missing += lost + missing
             if not self._complained:
                 self._complained = True
                 log.error("cannot write the audit log %s: %s", self._file.path, error.strerror or error)
             self._wait_after_failure()
         else:
             self._complained = False
-            self.written += len(lines)
+            self.written += len(lines) - (1 if missing else 0)
         self.rotations = self._file.rotations
 
     def _wait_after_failure(self) -> None:
