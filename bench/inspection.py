@@ -178,7 +178,8 @@ if __name__ == "__main__":
     process = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs,), daemon=True)
     process.start()
     try:
-        uvloop.run(path(arguments, *ours.recv()))
+        ports, authorities = ours.recv()
+        uvloop.run(path(arguments, ports[0], authorities[0]))
     finally:
         ours.send(None)
         process.join(5)
