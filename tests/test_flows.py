@@ -233,17 +233,20 @@ def test_misuse_is_an_error_of_the_caller() -> None:
     run(test)
 
 
-def test_reset() -> None:
+@pytest.mark.parametrize("error", [None, 104, 111, 110])
+def test_reset(error: int | None) -> None:
     async def test(peer: Peer) -> None:
         guest = await peer.open(0, 4)
         (flow,) = peer.handler.flows
         flow.opened()
         reader = asyncio.ensure_future(flow.receive())
         await peer.settle()
-        flow.reset()
+        flow.reset() if error is None else flow.reset(error)
         assert await asyncio.wait_for(reader, 5) == b""
         assert guest.get("hflags") & C["AFW_HF_RESET"]
-        assert guest.get("error") == 104
+        assert guest.get("error") == (error or 104)
+        flow.reset(110)
+        assert guest.get("error") == (error or 104), "the first counts"
         with pytest.raises(BrokenPipeError):
             await flow.send(b"x")
 
@@ -286,6 +289,11 @@ def test_datagrams() -> None:
         assert struct.unpack("<HHHH", raw[:8]) == (6, 5353, 10, 0)
         assert raw[8:24] == bytes.fromhex("20010db8000000000000000000000005")
         assert raw[24:] == b"answer"
+        flow.send_datagram_error(111, "10.0.0.7", 9)
+        raw = guest.read()
+        assert struct.unpack("<HHHH", raw[:8]) == (0, 9, 2, 111) and raw[8:12] == bytes([10, 0, 0, 7]) and len(raw) == 24
+        guest.write(struct.pack("<HHHH", 1, 9, 2, 111) + bytes(16) + b"x")  # a guest has no errors to tell
+        assert await flow.receive_datagram() == (b"x", "0.0.0.0", 9)
         await flow.send_datagram(large, "10.0.0.1", 1)
         await flow.send_datagram(large, "10.0.0.2", 1)  # no room: dropped, not waited for
         assert guest.read()[8:12] == bytes([10, 0, 0, 1])
@@ -295,6 +303,8 @@ def test_datagrams() -> None:
             await flow.receive_datagram()
         with pytest.raises(BrokenPipeError):
             await flow.send_datagram(b"x", "10.0.0.1", 1)
+        flow.close()
+        flow.send_datagram_error(111, "10.0.0.7", 9)  # nobody is there to be told
 
     run(test)
 
