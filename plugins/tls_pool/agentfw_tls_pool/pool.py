@@ -540,6 +540,11 @@ class Pool:
             if group.unused and not group.sessions:
                 self._forget(group)
         self._abandoned = {group for group in self._abandoned if not group.unused}
+        for tenant, own in list(self._own.items()):
+            for connection in [connection for connection in own if connection.closed]:
+                del own[connection]
+            if not own:
+                del self._own[tenant]
         for cluster in [each for each in self.clusters.values() if not each.groups and not each.connections]:
             del self.clusters[cluster.destination]
 
@@ -563,6 +568,8 @@ class Pool:
     def agent_gone(self, agent: Agent) -> None:
         """Its own connections are closed. (Its leases end with its flows.)"""
         self._own.pop(agent.id, None)
+        for group in self.groups.values():
+            group.borrowers.pop(agent.id, None)  # policy is not asked about it any more
         for group in [group for group in self.groups.values() if not group.shared and group.key.tenant == agent.id]:
             self._empty(group)
             group.sessions.clear()
