@@ -11,7 +11,8 @@ from typing import NamedTuple
 from agentfw_vmm.config import Mount, _aliases
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SOURCES = ["vfs", "walk", "filerules", "rules", "handles", "tmpfs", "tmpdata", "readdir", "synth", "pathops", "fileops"]
+SOURCES = ["vfs", "walk", "filerules", "rules", "handles", "tmpfs", "tmpdata", "readdir", "synth"]
+SOURCES += ["pathops", "nameops", "fileops"]
 CWD = 0xFFFFFFFF
 WRITABLE, SYSTEM = 1, 2
 REC = {"mount": 1, "file": 2, "program": 3, "arg": 4, "env": 5, "memory": 6, "tmp": 11, "symlink": 12, "alias": 16}

@@ -1,13 +1,10 @@
-/* Ring operations on paths. Every SQE is hostile: paths are copied by guest_path(), bases and flags are checked here. See vfs.h. */
+/* Ring operations on paths: opening and looking. Every SQE is hostile: paths are copied by guest_path(), bases and flags are checked here. See vfs.h. */
 #include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #include "vfs.h"
 
-#define MODE_BITS 01777              /* no set-id bits on host files: the host would honour them */
 #define SYS_FCHMODAT2 452            /* not in the headers of older systems */
 #define OPEN_KEPT (O_ACCMODE | O_TRUNC | O_DIRECTORY | O_SYNC)
 
@@ -25,34 +22,12 @@ static int get_path(struct vfs *vfs, char path[PATH_MAX], uint64_t gva, uint64_t
     return *path == '/' ? 0 : handle_base(vfs, base, dir);
 }
 
-static int walk_op(struct vfs *vfs, uint64_t gva, uint64_t len, uint64_t base, int how, struct place *p)
+int walk_op(struct vfs *vfs, uint64_t gva, uint64_t len, uint64_t base, int how, struct place *p)
 {
     char path[PATH_MAX];
     const char *dir;
     int r = get_path(vfs, path, gva, len, base, 0, &dir);
     return r < 0 ? r : walk(vfs, dir, path, how, p);
-}
-
-/* The place's directory, in which something is to be changed, and for host directories a descriptor (*fd) */
-static int change_in(struct vfs *vfs, const struct place *p, struct place *dir, const char **name)
-{
-    if (p->rule) {
-        path_refused(vfs);
-        return -EROFS;
-    }
-    int r = place_parent(vfs, p, dir, name);
-    if (r < 0)
-        return r;
-    r = place_writable(dir);
-    if (r < 0)
-        place_done(dir);
-    return r;
-}
-
-/* A name more in a host directory: 0, or -EDQUOT */
-static int take_name(struct vfs *vfs)
-{
-    return vfs->vm->rules ? rules_take_name(vfs->vm->rules) : 0;
 }
 
 /* Opens what a walk found at a host path for real. The type was looked at before (no FIFO or device is opened), and is looked at again. */
@@ -341,187 +316,6 @@ static int64_t op_access(struct vfs *vfs, const uint64_t a[6])
     return r;
 }
 
-static int64_t op_mkdir(struct vfs *vfs, const uint64_t a[6])
-{
-    struct place p, dir;
-    const char *name;
-    struct tnode *made;
-    int r = walk_op(vfs, a[0], a[1], a[4], WALK_CREATE | WALK_NAME, &p);
-    if (r < 0)
-        return r;
-    place_done(&p);
-    if (p.exists)
-        return -EEXIST;
-    r = change_in(vfs, &p, &dir, &name);
-    if (r < 0)
-        return r;
-    if (dir.kind == BACK_TMP)
-        r = tmpfs_create(vfs->tmpfs, dir.tmp, name, S_IFDIR | ((uint32_t)a[2] & 07777), 0, &made);
-    else if (!(r = take_name(vfs)))
-        r = mkdirat(dir.fd, name, (mode_t)a[2] & MODE_BITS) < 0 ? -errno : 0;
-    place_done(&dir);
-    return r;
-}
-
-static int64_t op_unlink(struct vfs *vfs, const uint64_t a[6])
-{
-    struct place p, dir;
-    const char *name;
-    int rmdir = !!(a[2] & AT_REMOVEDIR);
-    if (a[2] & ~(uint64_t)AT_REMOVEDIR)
-        return -EINVAL;
-    int r = walk_op(vfs, a[0], a[1], a[4], WALK_NAME, &p);
-    if (r < 0)
-        return r;
-    place_done(&p);
-    if (p.last != 'n')
-        return !rmdir ? -EISDIR : p.last == '.' ? -EINVAL : p.last == '/' ? -EBUSY : -ENOTEMPTY;
-    if (p.slash && !S_ISDIR(p.st.st_mode))
-        return -ENOTDIR;
-    if (p.node)                      /* part of what the operator set up */
-        return S_ISDIR(p.st.st_mode) && !rmdir ? -EISDIR : p.node->kind == NODE_DIR || p.node->kind == NODE_MOUNT ? -EBUSY : -EROFS;
-    r = change_in(vfs, &p, &dir, &name);
-    if (r < 0)
-        return r;
-    if (dir.kind == BACK_TMP)
-        r = tmpfs_unlink(vfs->tmpfs, dir.tmp, name, rmdir);
-    else
-        r = unlinkat(dir.fd, name, rmdir ? AT_REMOVEDIR : 0) < 0 ? -errno : 0;
-    place_done(&dir);
-    return r;
-}
-
-static int rename_places(struct vfs *vfs, const struct place *from, const struct place *to, unsigned flags)
-{
-    struct place d1, d2;
-    const char *n1, *n2;
-    if (from->last != 'n' || to->last != 'n' || from->node || (to->node && to->exists))
-        return -EBUSY;
-    if (!S_ISDIR(from->st.st_mode) && (from->slash || to->slash))
-        return -ENOTDIR;
-    if (to->exists && (flags & RENAME_NOREPLACE))
-        return -EEXIST;
-    int r = change_in(vfs, from, &d1, &n1);
-    if (r < 0)
-        return r;
-    r = change_in(vfs, to, &d2, &n2);
-    if (!r) {
-        if (d1.kind != d2.kind || (d1.kind == BACK_HOST && d1.back != d2.back))
-            r = -EXDEV;
-        else if (vfs->vm->rules && ((S_ISDIR(from->st.st_mode) && !paths_may_move(vfs, from->path, to->path)) ||
-                                    (flags & RENAME_EXCHANGE && S_ISDIR(to->st.st_mode) && !paths_may_move(vfs, to->path, from->path)))) {
-            path_refused(vfs);
-            r = -EACCES;
-        }
-        else if (d1.kind == BACK_TMP)
-            r = tmpfs_rename(vfs->tmpfs, d1.tmp, n1, d2.tmp, n2, flags);
-        else                         /* glibc would call renameat for flags 0, which the jail does not know */
-            r = syscall(SYS_renameat2, d1.fd, n1, d2.fd, n2, flags) < 0 ? -errno : 0;
-        place_done(&d2);
-    }
-    place_done(&d1);
-    if (!r && strcmp(from->path, to->path)) {
-        if (flags & RENAME_EXCHANGE) /* three steps by a name that no walk can produce */
-            handles_renamed(vfs, to->path, "//");
-        handles_renamed(vfs, from->path, to->path);
-        if (flags & RENAME_EXCHANGE)
-            handles_renamed(vfs, "//", from->path);
-    }
-    return r;
-}
-
-static int64_t op_rename(struct vfs *vfs, const uint64_t a[6])
-{
-    struct place from, to;
-    unsigned flags = (unsigned)a[5];
-    if (a[5] & ~(uint64_t)(RENAME_NOREPLACE | RENAME_EXCHANGE) || flags == (RENAME_NOREPLACE | RENAME_EXCHANGE))
-        return -EINVAL;
-    int r = walk_op(vfs, a[0], a[1], a[4] & 0xffffffff, WALK_NAME, &from);
-    if (r < 0)
-        return r;
-    r = walk_op(vfs, a[2], a[3], a[4] >> 32, WALK_NAME | (flags & RENAME_EXCHANGE ? 0 : WALK_CREATE), &to);
-    if (!r) {
-        r = rename_places(vfs, &from, &to, flags);
-        place_done(&to);
-    }
-    place_done(&from);
-    return r;
-}
-
-static int64_t op_symlink(struct vfs *vfs, const uint64_t a[6])
-{
-    struct place p, dir;
-    char target[PATH_MAX];
-    const char *name;
-    struct tnode *made;
-    int r = guest_path(vfs->vm, target, a[0], a[1]);
-    if (!r)
-        r = walk_op(vfs, a[2], a[3], a[4], WALK_CREATE | WALK_NAME, &p);
-    if (r < 0)
-        return r;
-    place_done(&p);
-    if (p.exists)
-        return -EEXIST;
-    if (p.slash)
-        return -ENOENT;
-    r = change_in(vfs, &p, &dir, &name);
-    if (r < 0)
-        return r;
-    if (dir.kind == BACK_TMP)
-        r = tmpfs_create(vfs->tmpfs, dir.tmp, name, S_IFLNK | 0777, target, &made);
-    else if (!(r = take_name(vfs)))
-        r = symlinkat(target, dir.fd, name) < 0 ? -errno : 0;
-    place_done(&dir);
-    return r;
-}
-
-static int link_places(struct vfs *vfs, const struct place *from, const struct place *to)
-{
-    struct place d1, d2;
-    const char *n1, *n2;
-    if (to->exists)
-        return -EEXIST;
-    if (to->slash)
-        return -ENOENT;
-    if (S_ISDIR(from->st.st_mode))
-        return -EPERM;
-    int r = change_in(vfs, to, &d2, &n2);
-    if (r < 0)
-        return r;
-    /* Only within one mount: through a link a file of a read-only one could be written, and one that a rule protects */
-    if (from->node || from->rule || from->kind != d2.kind || (d2.kind == BACK_HOST && from->back != d2.back))
-        r = -EXDEV;
-    else if (d2.kind == BACK_TMP)
-        r = tmpfs_link(vfs->tmpfs, from->tmp, d2.tmp, n2);
-    else {
-        r = place_parent(vfs, from, &d1, &n1);
-        if (!r) {
-            r = take_name(vfs);
-            r = r < 0 ? r : linkat(d1.fd, n1, d2.fd, n2, 0) < 0 ? -errno : 0;
-            place_done(&d1);
-        }
-    }
-    place_done(&d2);
-    return r;
-}
-
-static int64_t op_link(struct vfs *vfs, const uint64_t a[6])
-{
-    struct place from, to;
-    if (a[5] & ~(uint64_t)AT_SYMLINK_FOLLOW)
-        return -EINVAL;
-    int r = walk_op(vfs, a[0], a[1], a[4] & 0xffffffff, a[5] & AT_SYMLINK_FOLLOW ? WALK_FOLLOW : 0, &from);
-    if (r < 0)
-        return r;
-    r = walk_op(vfs, a[2], a[3], a[4] >> 32, WALK_CREATE | WALK_NAME, &to);
-    if (!r) {
-        r = link_places(vfs, &from, &to);
-        place_done(&to);
-    }
-    place_done(&from);
-    return r;
-}
-
 static int64_t op_chmod(struct vfs *vfs, const uint64_t a[6])
 {
     struct place p;
@@ -619,11 +413,9 @@ int64_t path_op(struct vfs *vfs, const struct afw_sqe *sqe)
 {
     static int64_t (*const ops[])(struct vfs *, const uint64_t[6]) = {
         [AFW_OP_OPEN] = op_open,       [AFW_OP_STAT] = op_stat,       [AFW_OP_READLINK] = op_readlink, [AFW_OP_ACCESS] = op_access,
-        [AFW_OP_MKDIR] = op_mkdir,     [AFW_OP_UNLINK] = op_unlink,   [AFW_OP_RENAME] = op_rename,     [AFW_OP_SYMLINK] = op_symlink,
-        [AFW_OP_LINK] = op_link,       [AFW_OP_CHMOD] = op_chmod,     [AFW_OP_UTIMENS] = op_utimens,   [AFW_OP_CHDIR] = op_chdir,
-        [AFW_OP_GETCWD] = op_getcwd,
+        [AFW_OP_CHMOD] = op_chmod,     [AFW_OP_UTIMENS] = op_utimens, [AFW_OP_CHDIR] = op_chdir,       [AFW_OP_GETCWD] = op_getcwd,
     };
     if (sqe->op >= sizeof ops / sizeof *ops || !ops[sqe->op])
-        return -ENOSYS;
+        return name_op(vfs, sqe);
     return ops[sqe->op](vfs, sqe->a);
 }

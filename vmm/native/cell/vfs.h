@@ -6,7 +6,8 @@
  *   tmpfs.c    private in-memory directories, one tmpfs a VM; tmpdata.c: what its files hold
  *   synth.c    content of /proc, /sys
  *   readdir.c  listings, merged from the name tree and what lies behind it
- *   pathops.c  ring operations on paths; fileops.c: on handles, and the dispatch
+ *   pathops.c  ring operations that open a path or look at it; nameops.c: that make, remove, move and link names
+ *   fileops.c  on handles, and the dispatch
  *
  * How names are looked up. The *name tree* has a node for every configured path and its parents. The deepest mount, private directory or
  * /proc above a path *backs* it. A canonical path (absolute, no `.`, `..`, symlinks) is all that names a place: directories that are
@@ -35,6 +36,8 @@
 #define VFS_DEV_SYNTH 0x40           /* st_dev of what is not the host's */
 #define VFS_DEV_TMP 0x41
 #define VFS_DEV_PROC 0x42
+
+#define MODE_BITS 01777              /* no set-id bits on host files: the host would honour them */
 
 /* ---- vfs.c ---- */
 enum node_kind { NODE_DIR, NODE_MOUNT, NODE_TMP, NODE_PROC, NODE_FILE, NODE_LINK, NODE_CHAR };
@@ -211,4 +214,11 @@ int64_t handle_readdir(struct vfs *vfs, struct handle *h, uint64_t gva, uint64_t
 
 /* ---- pathops.c ---- */
 int64_t path_op(struct vfs *vfs, const struct afw_sqe *sqe);
+int walk_op(struct vfs *vfs, uint64_t gva, uint64_t len, uint64_t base, int how, struct place *p);
+
+/* ---- nameops.c ---- */
+int64_t name_op(struct vfs *vfs, const struct afw_sqe *sqe);
+/* The place's directory, in which something is to be changed, and for host directories a descriptor in it */
+int change_in(struct vfs *vfs, const struct place *p, struct place *dir, const char **name);
+int take_name(struct vfs *vfs);      /* a name more in a host directory: 0, or -EDQUOT */
 #endif

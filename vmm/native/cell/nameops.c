@@ -1,0 +1,226 @@
+/* Ring operations that make, remove, move or link names: each changes a directory. Every SQE is hostile. See vfs.h. */
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include "vfs.h"
+
+int change_in(struct vfs *vfs, const struct place *p, struct place *dir, const char **name)
+{
+    if (p->rule) {
+        path_refused(vfs);
+        return -EROFS;
+    }
+    int r = place_parent(vfs, p, dir, name);
+    if (r < 0)
+        return r;
+    r = place_writable(dir);
+    if (r < 0)
+        place_done(dir);
+    return r;
+}
+
+int take_name(struct vfs *vfs)
+{
+    return vfs->vm->rules ? rules_take_name(vfs->vm->rules) : 0;
+}
+
+static int64_t op_mkdir(struct vfs *vfs, const uint64_t a[6])
+{
+    struct place p, dir;
+    const char *name;
+    struct tnode *made;
+    int r = walk_op(vfs, a[0], a[1], a[4], WALK_CREATE | WALK_NAME, &p);
+    if (r < 0)
+        return r;
+    place_done(&p);
+    if (p.exists)
+        return -EEXIST;
+    r = change_in(vfs, &p, &dir, &name);
+    if (r < 0)
+        return r;
+    if (dir.kind == BACK_TMP)
+        r = tmpfs_create(vfs->tmpfs, dir.tmp, name, S_IFDIR | ((uint32_t)a[2] & 07777), 0, &made);
+    else if (!(r = take_name(vfs)))
+        r = mkdirat(dir.fd, name, (mode_t)a[2] & MODE_BITS) < 0 ? -errno : 0;
+    place_done(&dir);
+    return r;
+}
+
+static int64_t op_unlink(struct vfs *vfs, const uint64_t a[6])
+{
+    struct place p, dir;
+    const char *name;
+    int rmdir = !!(a[2] & AT_REMOVEDIR);
+    if (a[2] & ~(uint64_t)AT_REMOVEDIR)
+        return -EINVAL;
+    int r = walk_op(vfs, a[0], a[1], a[4], WALK_NAME, &p);
+    if (r < 0)
+        return r;
+    place_done(&p);
+    if (p.last != 'n')
+        return !rmdir ? -EISDIR : p.last == '.' ? -EINVAL : p.last == '/' ? -EBUSY : -ENOTEMPTY;
+    if (p.slash && !S_ISDIR(p.st.st_mode))
+        return -ENOTDIR;
+    if (p.node)                      /* part of what the operator set up */
+        return S_ISDIR(p.st.st_mode) && !rmdir ? -EISDIR : p.node->kind == NODE_DIR || p.node->kind == NODE_MOUNT ? -EBUSY : -EROFS;
+    r = change_in(vfs, &p, &dir, &name);
+    if (r < 0)
+        return r;
+    if (dir.kind == BACK_TMP)
+        r = tmpfs_unlink(vfs->tmpfs, dir.tmp, name, rmdir);
+    else
+        r = unlinkat(dir.fd, name, rmdir ? AT_REMOVEDIR : 0) < 0 ? -errno : 0;
+    place_done(&dir);
+    return r;
+}
+
+static int rename_places(struct vfs *vfs, const struct place *from, const struct place *to, unsigned flags)
+{
+    struct place d1, d2;
+    const char *n1, *n2;
+    if (from->last != 'n' || to->last != 'n' || from->node || (to->node && to->exists))
+        return -EBUSY;
+    if (!S_ISDIR(from->st.st_mode) && (from->slash || to->slash))
+        return -ENOTDIR;
+    if (to->exists && (flags & RENAME_NOREPLACE))
+        return -EEXIST;
+    int r = change_in(vfs, from, &d1, &n1);
+    if (r < 0)
+        return r;
+    r = change_in(vfs, to, &d2, &n2);
+    if (!r) {
+        if (d1.kind != d2.kind || (d1.kind == BACK_HOST && d1.back != d2.back))
+            r = -EXDEV;
+        else if (vfs->vm->rules && ((S_ISDIR(from->st.st_mode) && !paths_may_move(vfs, from->path, to->path)) ||
+                                    (flags & RENAME_EXCHANGE && S_ISDIR(to->st.st_mode) && !paths_may_move(vfs, to->path, from->path)))) {
+            path_refused(vfs);
+            r = -EACCES;
+        }
+        else if (d1.kind == BACK_TMP)
+            r = tmpfs_rename(vfs->tmpfs, d1.tmp, n1, d2.tmp, n2, flags);
+        else                         /* glibc would call renameat for flags 0, which the jail does not know */
+            r = syscall(SYS_renameat2, d1.fd, n1, d2.fd, n2, flags) < 0 ? -errno : 0;
+        place_done(&d2);
+    }
+    place_done(&d1);
+    if (!r && strcmp(from->path, to->path)) {
+        if (flags & RENAME_EXCHANGE) /* three steps by a name that no walk can produce */
+            handles_renamed(vfs, to->path, "//");
+        handles_renamed(vfs, from->path, to->path);
+        if (flags & RENAME_EXCHANGE)
+            handles_renamed(vfs, "//", from->path);
+    }
+    return r;
+}
+
+static int64_t op_rename(struct vfs *vfs, const uint64_t a[6])
+{
+    struct place from, to;
+    unsigned flags = (unsigned)a[5];
+    if (a[5] & ~(uint64_t)(RENAME_NOREPLACE | RENAME_EXCHANGE) || flags == (RENAME_NOREPLACE | RENAME_EXCHANGE))
+        return -EINVAL;
+    int r = walk_op(vfs, a[0], a[1], a[4] & 0xffffffff, WALK_NAME, &from);
+    if (r < 0)
+        return r;
+    r = walk_op(vfs, a[2], a[3], a[4] >> 32, WALK_NAME | (flags & RENAME_EXCHANGE ? 0 : WALK_CREATE), &to);
+    if (!r) {
+        r = rename_places(vfs, &from, &to, flags);
+        place_done(&to);
+    }
+    place_done(&from);
+    return r;
+}
+
+static int64_t op_symlink(struct vfs *vfs, const uint64_t a[6])
+{
+    struct place p, dir;
+    char target[PATH_MAX];
+    const char *name;
+    struct tnode *made;
+    int r = guest_path(vfs->vm, target, a[0], a[1]);
+    if (!r)
+        r = walk_op(vfs, a[2], a[3], a[4], WALK_CREATE | WALK_NAME, &p);
+    if (r < 0)
+        return r;
+    place_done(&p);
+    if (p.exists)
+        return -EEXIST;
+    if (p.slash)
+        return -ENOENT;
+    r = change_in(vfs, &p, &dir, &name);
+    if (r < 0)
+        return r;
+    if (dir.kind == BACK_TMP)
+        r = tmpfs_create(vfs->tmpfs, dir.tmp, name, S_IFLNK | 0777, target, &made);
+    else if (!(r = take_name(vfs)))
+        r = symlinkat(target, dir.fd, name) < 0 ? -errno : 0;
+    place_done(&dir);
+    return r;
+}
+
+static int link_places(struct vfs *vfs, const struct place *from, const struct place *to)
+{
+    struct place d1, d2;
+    const char *n1, *n2;
+    if (to->exists)
+        return -EEXIST;
+    if (to->slash)
+        return -ENOENT;
+    if (S_ISDIR(from->st.st_mode))
+        return -EPERM;
+    int r = change_in(vfs, to, &d2, &n2);
+    if (r < 0)
+        return r;
+    /* Only within one mount: through a link a file of a read-only one could be written, and one that a rule protects */
+    if (from->node || from->rule || from->kind != d2.kind || (d2.kind == BACK_HOST && from->back != d2.back))
+        r = -EXDEV;
+    else if (d2.kind == BACK_TMP)
+        r = tmpfs_link(vfs->tmpfs, from->tmp, d2.tmp, n2);
+    else {
+        r = place_parent(vfs, from, &d1, &n1);
+        if (!r) {
+            r = take_name(vfs);
+            r = r < 0 ? r : linkat(d1.fd, n1, d2.fd, n2, 0) < 0 ? -errno : 0;
+            place_done(&d1);
+        }
+    }
+    place_done(&d2);
+    return r;
+}
+
+static int64_t op_link(struct vfs *vfs, const uint64_t a[6])
+{
+    struct place from, to;
+    if (a[5] & ~(uint64_t)AT_SYMLINK_FOLLOW)
+        return -EINVAL;
+    int r = walk_op(vfs, a[0], a[1], a[4] & 0xffffffff, a[5] & AT_SYMLINK_FOLLOW ? WALK_FOLLOW : 0, &from);
+    if (r < 0)
+        return r;
+    r = walk_op(vfs, a[2], a[3], a[4] >> 32, WALK_CREATE | WALK_NAME, &to);
+    if (!r) {
+        r = link_places(vfs, &from, &to);
+        place_done(&to);
+    }
+    place_done(&from);
+    return r;
+}
+
+int64_t name_op(struct vfs *vfs, const struct afw_sqe *sqe)
+{
+    switch (sqe->op) {
+    case AFW_OP_MKDIR:
+        return op_mkdir(vfs, sqe->a);
+    case AFW_OP_UNLINK:
+        return op_unlink(vfs, sqe->a);
+    case AFW_OP_RENAME:
+        return op_rename(vfs, sqe->a);
+    case AFW_OP_SYMLINK:
+        return op_symlink(vfs, sqe->a);
+    case AFW_OP_LINK:
+        return op_link(vfs, sqe->a);
+    default:
+        return -ENOSYS;
+    }
+}
