@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import json
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -441,6 +441,11 @@ async def test_agents_that_ended_are_folded_and_others_are_not() -> None:
 # ---- budgets
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
 def refusal(body: bytes) -> str:
     error = msgspec.json.decode(body)["error"]
     assert error["type"] == "agentfw_denied" and error["plugin"] == "inspect"
@@ -504,6 +509,90 @@ async def test_calls_in_flight_count() -> None:
         got = await asyncio.gather(*(ask(setup, chat(max_tokens=30), agent=agent) for agent in agents))
         passed = sum(status == 200 for status, _ in got)
     assert passed == 3, "12 tokens are used, and 30 reserved by each call: 12, 42, 72, 102"
+
+
+@pytest.mark.parametrize(
+    ("budget", "passed"),
+    [
+        (BudgetConfig(cost=0.05), 3),  # 20 millionths of a dollar, and 2 cents reserved by each
+        (BudgetConfig(output_tokens=9000), 5),  # 2,000 by each
+        (BudgetConfig(per="run", tokens=9000), 5),
+    ],
+)
+@async_test
+async def test_calls_are_not_let_in_by_their_heads_alone(budget: BudgetConfig, passed: int) -> None:
+    """What a call may use is known once its body is there. Eight hold theirs back until all heads have been let in."""
+    answer = asyncio.Event()
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n0\r\n\r\n")
+            await answer.wait()
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+    async with server(handler, Config(budget=(budget,), prices=PRICES)) as setup, contextlib.AsyncExitStack() as stack:
+        body = json.dumps(chat(max_tokens=2000)).encode()
+        start = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {OPENAI}:{setup.port}\r\nTransfer-Encoding: chunked\r\n\r\n"
+        flows = [await stack.enter_async_context(connected(setup)) for _ in range(8)]
+        for flow in flows:
+            await flow.guest_send(start.encode())
+        async with asyncio.timeout(20):
+            await until(lambda: setup.plugin._run.in_flight == 8)
+            for flow in flows:
+                await flow.guest_send(f"{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n")
+            await until(lambda: setup.plugin.statistics()["calls_refused"] == 8 - passed)
+        answer.set()
+        got = [(await read_response(flow))[0] for flow in flows]
+        assert sorted(got) == [200] * passed + [403] * (8 - passed)
+        assert setup.plugin.statistics()["calls_refused"] == 8 - passed
+    run = setup.plugin._run
+    assert run.asked_cost == run.asked_output == run.asked_input == 0
+
+
+@pytest.mark.parametrize("scheme", ["tls", "tcp", "udp"])
+@async_test
+async def test_what_cannot_be_counted_is_no_way_past_a_budget(scheme: str) -> None:
+    budget = BudgetConfig(labels={"team": "red"}, calls=2)
+    async with model(Config(budget=(budget,))) as setup:
+        red, blue = make_agent("red", team="red"), make_agent("blue", team="blue")
+        allow = setup.runtime.plugins.allow
+        for host in (OPENAI, "eu.api.openai.com", "x.openai.azure.com"):
+            with pytest.raises(Denied) as refused:
+                await allow(red, Destination.make(scheme, host, 443))
+            assert refused.value.rule == "inspect: 2 calls per agent" and refused.value.plugin == "inspect"
+            await allow(blue, Destination.make(scheme, host, 443))
+            await allow(red, Destination.make("https", host, 443))
+        await allow(red, Destination.make(scheme, "elsewhere.example", 443))
+
+
+@async_test
+async def test_own_tls_and_bytes_inside_tls_are_no_way_past_a_budget() -> None:
+    async with model(Config(budget=(BudgetConfig(calls=0),))) as setup:
+        client, out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = ssl.create_default_context().wrap_bio(client, out, server_hostname=OPENAI)
+        with contextlib.suppress(ssl.SSLWantReadError):
+            tls.do_handshake()
+        await lookup(setup.runtime, OPENAI)
+        async with guest(setup.runtime, "127.0.0.1", setup.port) as flow:
+            await flow.guest_send(out.read())
+            assert await flow.guest_read_all() == b"\x15\x03\x03\0\2\2\x31", "access denied"
+        async with guest(setup.runtime, "127.0.0.1", setup.port) as flow:
+            await offload(flow, OPENAI, alpn=[])
+            await flow.guest_send(b"\0\0\0\4ping")
+            with pytest.raises(OSError):
+                await flow.guest_receive()
+        assert setup.mock is not None and setup.mock.stats()["requests"] == 0
+
+
+@async_test
+async def test_a_switch_of_protocols_is_no_way_past_a_budget() -> None:
+    more = {"Connection": "Upgrade", "Upgrade": "websocket"}
+    request = f"GET /v1/realtime HTTP/1.1\r\nHost: {OPENAI}:%d\r\n" + "".join(f"{k}: {v}\r\n" for k, v in more.items())
+    for budget, status in ((BudgetConfig(calls=9), 403), (BudgetConfig(calls=9, labels={"team": "red"}), 404)):
+        async with model(Config(budget=(budget,))) as setup, connected(setup) as flow:
+            await flow.guest_send((request % setup.port).encode() + b"\r\n")
+            got, _, body = await read_response(flow)
+            assert got == status and (status == 404 or refusal(body) == "inspect: 9 calls per agent")
 
 
 @async_test

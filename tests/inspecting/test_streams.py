@@ -62,6 +62,7 @@ def test_events_are_the_same_however_they_are_cut(data: bytes, where: list[int])
 
 @settings(max_examples=200, deadline=None)
 @given(stream, cuts, st.integers(1, 40))
+@example(b"data\ndata\nid: 5\n\ndata\ndata\n\n", [], 8)
 def test_too_large_events_are_passed_over_however_they_are_cut(data: bytes, where: list[int], most: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sse, "MAX_EVENT", most)
@@ -69,7 +70,8 @@ def test_too_large_events_are_passed_over_however_they_are_cut(data: bytes, wher
         items = feed(whole, [data])
         assert feed(cut, pieces(data, where)) == items
         assert cut.oversize == whole.oversize
-        assert [item for item in reference(data) if item in items] == items, "and no others"
+        left = iter(reference(data))
+        assert all(item in left for item in items), "some of them, in their order"
         assert len(items) + whole.oversize >= len(reference(data))
 
 

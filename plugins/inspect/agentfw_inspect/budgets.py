@@ -65,12 +65,22 @@ class Budget:
         return inputs + (0 if self.name == "input_tokens" else totals.output_tokens)
 
     def reserved(self, totals: Totals) -> float:
+        """What calls in flight may use, as far as that is known."""
         if self.name == "calls":
             return totals.in_flight
         if self.name == "cost":
             return totals.reserved_cost
         inputs = 0 if self.name == "output_tokens" else totals.reserved_input
         return inputs + (0 if self.name == "input_tokens" else totals.reserved_output)
+
+    def asked(self, totals: Totals) -> float:
+        """The same, of those whose request was read to its end."""
+        if self.name == "calls":
+            return 0  # each counts from its head on
+        if self.name == "cost":
+            return totals.asked_cost
+        inputs = 0 if self.name == "output_tokens" else totals.asked_input
+        return inputs + (0 if self.name == "input_tokens" else totals.asked_output)
 
 
 def read(configured: Iterable[BudgetConfig], currency: str) -> tuple[Budget, ...]:
@@ -85,11 +95,15 @@ class Warden:
         self.warnings = 0
         self._told: dict[tuple[str, str, int], None] = {}
 
-    def admit(self, agent: Agent, accounts: Iterable[Account]) -> None:
-        """Denied if a budget of this agent's has nothing left."""
+    def admit(self, agent: Agent, accounts: Iterable[Account], *, asked: bool = False) -> None:
+        """Denied if a budget of this agent's has nothing left. `asked`: the call was let in before, for what its head said, and
+        now its request has been read: those before it that were count. Else many could be let in by their heads alone."""
         for account in accounts:
             budget, totals = account.budget, account.totals
-            used, reserved = budget.used(totals), budget.reserved(totals)
+            if asked and budget.name == "calls":
+                continue
+            used = budget.used(totals)
+            reserved = budget.asked(totals) if asked else budget.reserved(totals)
             if used + reserved < budget.limit:
                 continue
             waiting = f", and {_number(reserved)} for calls in flight" if reserved else ""

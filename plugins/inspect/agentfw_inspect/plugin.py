@@ -24,6 +24,8 @@ from .totals import OTHER, Rows, Totals, bucket_of
 MAX_AGENTS, MAX_LABELS, MAX_MODELS, MAX_DESTINATIONS = 4096, 4096, 256, 256
 MAX_LIVE_AGENTS = 65536
 MAX_LIMIT_HEADERS = 32
+OPAQUE = frozenset({"tcp", "tls", "udp"})
+"""Schemes without requests that could be seen."""
 OUTPUT_RESERVED = 1024
 """Tokens reserved for a call that names no limit of its own."""
 _LIMITS = ("x-ratelimit-", "anthropic-ratelimit-", "retry-after", "x-should-retry")
@@ -33,7 +35,7 @@ _READABLE = frozenset({"gzip", "x-gzip", "deflate", "identity"})
 class _Live:
     """A call in flight."""
 
-    __slots__ = ("agent", "call", "destination", "reading", "request", "reserved", "response", "rows", "status_head")
+    __slots__ = ("agent", "asked", "call", "destination", "reading", "request", "reserved", "response", "rows", "status_head")
 
     def __init__(self, agent: Agent, call: Recognised, destination: Destination, rows: tuple[Totals, ...]) -> None:
         self.agent = agent
@@ -42,6 +44,8 @@ class _Live:
         self.rows = rows
         """In which the reservation stands."""
         self.reserved = (0, 0, 0.0)
+        self.asked = False
+        """What it asks for is known, and so reserved."""
         self.reading = Reading()
         self.request: RequestWatch | None = None
         self.response: ResponseWatch | None = None
@@ -55,6 +59,16 @@ class _Live:
             row.reserved_input += inputs - old_inputs
             row.reserved_output += outputs - old_outputs
             row.reserved_cost += cost - old_cost
+            if self.asked:
+                row.asked_input += inputs - old_inputs
+                row.asked_output += outputs - old_outputs
+                row.asked_cost += cost - old_cost
+
+    def ask(self, inputs: int, outputs: int, cost: float) -> None:
+        """Its request has been read."""
+        self.reserve(0, 0, 0.0)
+        self.asked = True
+        self.reserve(inputs, outputs, cost)
 
     def begin(self) -> None:
         for row in self.rows:
@@ -70,7 +84,7 @@ class _Live:
         for row in self.rows:
             row.in_flight -= 1
             if not row.in_flight:
-                row.reserved_cost = 0.0  # what rounding left
+                row.reserved_cost = row.asked_cost = 0.0  # what rounding left
 
 
 class Plugin:
@@ -123,8 +137,21 @@ class Plugin:
     # -- an exchange
 
     @hookimpl
+    def allow(self, agent: Agent, destination: Destination) -> None:
+        """Bytes that nobody looks into (TLS of an agent's own that passes through, TCP, QUIC) would be a way past its budgets."""
+        if destination.scheme in OPAQUE and self._budgets and self._routes.covers(destination):
+            self._uncounted(agent, f"{destination.host} is reached by HTTP through the runtime only")
+
+    def _uncounted(self, agent: Agent, what: str) -> None:
+        """Denied if the agent has a budget."""
+        for account in self._accounts_of(agent):
+            raise Denied(account.budget.rule, f"{what}: nothing else can be counted", self.name)
+
+    @hookimpl
     def request(self, agent: Agent, destination: Destination, head: RequestHead) -> None:
         call = self._routes.match(destination, head.method, head.target)
+        if head.upgrade is not None and self._budgets and self._routes.covers(destination):
+            self._uncounted(agent, f"{destination.host} may not switch protocols")
         if call is None:
             if self._budgets and self._routes.covers(destination):
                 self._admit(agent)  # there are other ways to have a model work
@@ -148,10 +175,10 @@ class Plugin:
         if "accept-encoding" in head.headers and not _readable(head.headers.tokens("accept-encoding")):
             head.headers.set("Accept-Encoding", "identity")
 
-    def _admit(self, agent: Agent) -> None:
+    def _admit(self, agent: Agent, *, asked: bool = False) -> None:
         if self._budgets:
             try:
-                self._warden.admit(agent, self._accounts_of(agent))
+                self._warden.admit(agent, self._accounts_of(agent), asked=asked)
             except Exception:
                 for row in self._rows_of(agent):
                     row.refused += 1
@@ -166,7 +193,9 @@ class Plugin:
         if live.call.operation == "embedding":
             outputs = 0
         models = (live.request.model or live.call.model,)
-        live.reserve(inputs, outputs, self._prices.cost(models, inputs, outputs) or 0.0)
+        if not live.asked:
+            self._admit(live.agent, asked=True)
+        live.ask(inputs, outputs, self._prices.cost(models, inputs, outputs) or 0.0)
 
     def _check_price(self, live: _Live, model: str) -> None:
         """Where cost is limited, models whose cost nobody knows are refused."""

@@ -52,6 +52,9 @@ class Totals:
     """What calls came to, and what those in flight have reserved."""
 
     __slots__ = (
+        "asked_cost",
+        "asked_input",
+        "asked_output",
         "cache_read_tokens",
         "cache_write_tokens",
         "calls",
@@ -92,6 +95,10 @@ class Totals:
         self.reserved_input = 0
         self.reserved_output = 0
         self.reserved_cost = 0.0
+        self.asked_input = 0
+        """What of the reserved is of calls whose request was read to its end."""
+        self.asked_output = 0
+        self.asked_cost = 0.0
 
     def add(self, call: ModelCall, latency: int, first_token: int | None) -> None:
         """`latency`, `first_token`: buckets. Half a dozen of these a call: what is 0 is not added."""
