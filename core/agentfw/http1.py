@@ -187,14 +187,17 @@ def _encode(line: str, headers: Headers) -> bytes:
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
-def find_head_end(data: bytes | bytearray, limit: int = MAX_HEAD) -> int:
+def find_head_end(data: bytes | bytearray, limit: int = MAX_HEAD, seen: int = 0) -> int:
     """Bytes of the head at the start of `data`, its empty line included, or -1 if it is not complete yet.
 
     ProtocolError as soon as it can never become one: a line feed without its carriage return, an empty first line, too long.
+    `seen`: so many bytes of it were looked at before, and gave -1: a head that comes byte by byte is not to be read from its
+    beginning each time.
     """
-    end = data.find(b"\r\n\r\n")
+    end = data.find(b"\r\n\r\n", max(seen - 3, 0))
     stop = len(data) if end < 0 else end + 4
-    if data.count(b"\n", 0, stop) != data.count(b"\r\n", 0, stop):
+    begin = seen - 1 if seen and data[seen - 1] == 13 else seen
+    if data.count(b"\n", begin, stop) != data.count(b"\r\n", begin, stop):
         raise ProtocolError("a line feed without a carriage return in the head")
     if data[:2] == b"\r\n":
         raise ProtocolError("an empty line where a head should begin")

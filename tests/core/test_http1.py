@@ -189,6 +189,25 @@ def test_response_framing() -> None:
     assert framing(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\n\r\n").chunked
 
 
+@given(st.lists(st.sampled_from([b"a", b"\r", b"\n", b"\r\n", b"\r\n\r\n", b"bc"]), max_size=12).map(b"".join), st.data())
+def test_a_head_ends_at_the_same_place_however_it_comes(data: bytes, pick: st.DataObject) -> None:
+    """With `seen`, as without."""
+
+    def found(piece: bytes, seen: int) -> int | str:
+        try:
+            return find_head_end(piece, 20, seen)
+        except ProtocolError as error:
+            return str(error)
+
+    seen = 0
+    for at in [*sorted(pick.draw(st.sets(st.integers(0, len(data)), max_size=6))), len(data)]:
+        now = found(data[:at], seen)
+        assert now == found(data[:at], 0)
+        if now != -1:
+            break
+        seen = at
+
+
 def test_a_cut_body_is_noticed() -> None:
     for framing, data in ((Framing(False, 3), b"ab"), (Framing(True, None), b"2\r\nab\r\n")):
         reader = BodyReader(framing)

@@ -128,11 +128,13 @@ class HttpRelay:
     async def _read_head(self) -> bytes | None:
         """One head; None at the guest's end (also in the middle of a head: there is nobody to answer)."""
         session = self.session
+        seen = 0
         while True:
             if session.buffer:
-                end = find_head_end(session.buffer)
+                end = find_head_end(session.buffer, seen=seen)
                 if end >= 0:
                     return session.take(end)
+                seen = len(session.buffer)
             if not await session.fill():
                 return None
 
@@ -440,10 +442,11 @@ class Exchange:
     async def _read_response_head(self, upstream: Upstream, request: RequestHead) -> tuple[ResponseHead, bytes]:
         """The final head (or that of the switch to another protocol) and the bytes behind it. Passes 1xx on."""
         buffer = b""
-        interim = 0
+        seen = interim = 0
         while True:
-            end = find_response_head_end(buffer)
+            end = find_response_head_end(buffer, seen)
             if end < 0:
+                seen = len(buffer)
                 try:
                     data = await self._receive(upstream)
                 except OSError as error:
@@ -457,7 +460,7 @@ class Exchange:
                 buffer += data
                 continue
             head = parse_response(buffer[:end])
-            buffer = buffer[end:]
+            buffer, seen = buffer[end:], 0
             if head.status >= 200 or head.status == 101:
                 self._first_byte = self.session.runtime.loop.time() - self._started
             if head.status >= 200:
@@ -599,9 +602,9 @@ class BodyWriter:
                 log.error("an observer of a response failed: %s", type(error).__name__)
 
 
-def find_response_head_end(buffer: bytes) -> int:
+def find_response_head_end(buffer: bytes, seen: int = 0) -> int:
     """As `find_head_end`, with the error that an upstream's mistake is."""
     try:
-        return find_head_end(buffer)
+        return find_head_end(buffer, seen=seen)
     except ProtocolError as error:
         raise ProtocolError(f"bad response: {error}", 502) from None
