@@ -11,6 +11,7 @@ from typing import Any, cast
 import agentfw.relay.udp
 import dnslib
 import pytest
+import trustme
 from agentfw import Agent, Denied, Destination, TlsInfo, hookimpl
 from agentfw.errors import ProtocolError, ResolveError
 from agentfw.relay.flow import classify
@@ -230,6 +231,36 @@ async def test_only_dns_is_spoken_at_the_resolvers_address() -> None:
 
 # -- what a flow is
 
+_CIPHERS = b"".join(b"\0" + cipher for cipher in (b"\xc0\x2f", b"\x00\x9c", b"\x00\x2f", b"\x00\xff"))
+OLD_HELLO = b"\x80%c\x01\x03\x03\0%c\0\0\0\x20" % (9 + len(_CIPHERS) + 32, len(_CIPHERS)) + _CIPHERS + bytes(32)
+"""TLS 1.2 offered in the form of SSL 2.0."""
+
+
+@async_test
+async def test_a_hello_in_the_form_of_ssl_2_is_no_way_past_what_is_said_of_tls() -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    CA.issue_cert(HOST, key_type=trustme.KeyType.RSA).configure_cert(context)
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    inside, outside = ssl.MemoryBIO(), ssl.MemoryBIO()
+    inside.write(OLD_HELLO)
+    with pytest.raises(ssl.SSLWantReadError):
+        context.wrap_bio(inside, outside, server_side=True).do_handshake()
+    assert outside.read(6)[5] == 2, "OpenSSL answers it with a ServerHello"
+
+    met: list[bytes] = []
+
+    async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        met.append(await reader.read(100))
+
+    async with serving(server) as port, running(names(), Loopback(), native()) as runtime:
+        await lookup(runtime, HOST)
+        for cut in (len(OLD_HELLO), 1, 9):
+            async with guest(runtime, "127.0.0.1", port) as flow:
+                await flow.guest_send(OLD_HELLO[:cut])
+                await flow.guest_send(OLD_HELLO[cut:])
+                assert await flow.guest_read_all() == b"\x15\x03\x03\0\2\2\x31", "access denied"
+    assert not met
+
 
 @pytest.mark.parametrize(
     ("data", "speaks"),
@@ -240,6 +271,8 @@ async def test_only_dns_is_spoken_at_the_resolvers_address() -> None:
         (b"\x00\x00\x00\x08\x04\xd2\x16\x2f", "raw"), (MAGIC, "preface"), (MAGIC[:3], None),
         (b"\x16\x03", "hello"), (b"\x16", None), (b"\x16\x04", "raw"), (b"", None), (b"PRI * HTTP/2.0\r\n", "http"),
         (b"USER a b c d\n", "raw"), (b"\x80\x01", "raw"),
+        (OLD_HELLO, "hello"), (OLD_HELLO[:11], "hello"), (OLD_HELLO[:10], None), (OLD_HELLO[:1], None),
+        (b"\x81" + OLD_HELLO[1:], "raw"),
         (b"<xml", "raw"), (b"OPTIONS\t*", "http"), (b"XGET / HTTP/1.1\n", "http"),
     ],
 )  # fmt: skip

@@ -37,7 +37,7 @@ HTTP_PORTS = frozenset({80, 443})
 """Here everything that is not TLS must be HTTP."""
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT", "PRI")
-_LINE = re.compile(rb"[^\n]*HTTP/[0-9]")
+_VERSION = re.compile(rb"HTTP/[0-9]")
 _WORD = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]*")
 _BLANKS = b"\r\n\t "
 _NOT_TEXT = re.compile(rb"[^\t\n\r -~]")
@@ -226,6 +226,8 @@ def classify(buffer: bytes | bytearray, ended: bool, http_only: bool, inside_tls
             return "hello" if len(buffer) > 1 else unclear
     if http_only:
         return "http"
+    if not inside_tls and buffer[0] & 0x80 and (old := _old_hello(buffer)) is not False:
+        return "hello" if old else unclear
     text = bytes(buffer.lstrip(_BLANKS))
     match = _WORD.match(text)
     word = match[0].decode().upper() if match else ""
@@ -238,11 +240,23 @@ def classify(buffer: bytes | bytearray, ended: bool, http_only: bool, inside_tls
     if not word:
         return "raw"
     line, newline, _ = text.partition(b"\n")
-    if _LINE.match(line):
+    if _VERSION.search(line):
         return "http"
     if newline or len(text) > _LONGEST_LINE or _NOT_TEXT.search(line):
         return "raw"
     return unclear
+
+
+def _old_hello(buffer: bytes | bytearray) -> bool | None:
+    """It is a ClientHello in the form of SSL 2.0 (RFC 5246, E.2), in which OpenSSL's servers still take TLS 1.2: no server name
+    can be read there, so it must not pass as bytes that are no TLS. None: more bytes are needed."""
+    size = int.from_bytes(buffer[:2]) & 0x7FFF if len(buffer) > 1 else 0x7FFF
+    if size < 12 or buffer[2:3] not in (b"", b"\x01") or buffer[3:4] not in (b"", b"\x03"):
+        return False
+    if len(buffer) < 11:
+        return None
+    ciphers, session, challenge = (int.from_bytes(buffer[at : at + 2]) for at in (5, 7, 9))
+    return ciphers % 3 == 0 and 9 + ciphers + session + challenge == size
 
 
 async def _offloaded(session: Session) -> None:
