@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from .errors import ConfigError
+from .hints import did_you_mean
 
 FILE_NAME = "agentfw.toml"
 
@@ -95,26 +96,31 @@ class Config:
         """ConfigError if there is anything at the top level but [run], [plugins] and tables of these plugins."""
         for name, value in self.tables.items():
             if name not in ("run", "plugins") and name not in known:
-                raise self.error(
-                    name,
-                    f"unknown table (known: {', '.join(sorted({'run', 'plugins', *known}))}; a plugin's file "
-                    "is known when it is named in `plugins`)",
+                tables = sorted({"run", "plugins", *known})
+                error = self.error(
+                    name, f"unknown table (known: {', '.join(tables)}; that of a plugin's file while `plugins` names the file)"
                 )
+                error.hint = did_you_mean(name, tables)
+                raise error
             if not isinstance(value, dict):
                 raise self.error(name, "must be a table")
 
     def _explain(self, name: str, kind: type[Table], table: Any, error: msgspec.ValidationError) -> ConfigError:
-        table, places = _narrowed(table, kind, str(error))
+        from . import config_words  # only for this: it takes its time to import
+
+        places = _narrowed(table, kind, str(error))
         unknown = _UNKNOWN.match(str(error))
         if unknown:
             path = [*_steps(unknown["path"] or "", places), unknown["field"]]
-            message = "unknown key"
+            message, hint = config_words.unknown_key(kind, path[:-1], unknown["field"])
         else:
             match = _AT.match(str(error))
             assert match is not None
             path = _steps(match["path"] or "", places)
-            message = match["what"][:1].lower() + match["what"][1:]
-        return self.error(".".join(map(str, [name, *path])), message)
+            message, hint = config_words.wrong_value(kind, path, _at(table, path), match["what"])
+        found = self.error(".".join(map(str, [name, *path])), message)
+        found.hint = hint
+        return found
 
 
 def load_config(path: str | Path | None = None, directory: Path | None = None) -> Config:
@@ -144,8 +150,8 @@ def load_config(path: str | Path | None = None, directory: Path | None = None) -
     return Config(tables, file, text)
 
 
-def _steps(path: str, places: list[int]) -> list[str | int]:
-    """msgspec's "$.rule[...].host" -> ["rule", 1, "host"]; `places` has the indices that it leaves out."""
+def _steps(path: str, places: list[str | int]) -> list[str | int]:
+    """msgspec's "$.rule[...].host" -> ["rule", 1, "host"]; `places` has the indices and keys that it leaves out."""
     left = list(places)
     steps: list[str | int] = []
     for name, index in re.findall(r"\.?([^.\[\]]+)|\[([^\]]*)\]", path):
@@ -158,33 +164,38 @@ def _steps(path: str, places: list[int]) -> list[str | int]:
     return steps
 
 
-def _narrowed(table: Any, kind: type[msgspec.Struct], message: str) -> tuple[Any, list[int]]:
-    """The table with each list on the way to the error cut down to the element in error, and those elements' indices."""
+def _narrowed(table: Any, kind: type[msgspec.Struct], message: str) -> list[str | int]:
+    """Where the error is, in each list and each table with keys of the operator's on the way there: indices and keys."""
     match = re.search(r"- at `\$([^`]*)`", message)
-    places: list[int] = []
+    places: list[str | int] = []
     if match is None or not isinstance(table, dict):
-        return table, places
+        return places
     way: list[str | int] = []
     for name, index in re.findall(r"\.?([^.\[\]]+)|\[([^\]]*)\]", match[1]):
         if name or index.isdecimal():
             way.append(name or int(index))
             continue
         elements = _at(table, way)
-        if not isinstance(elements, list):
+        tried: Iterable[tuple[str | int, Any, str | int]]
+        if isinstance(elements, list):
+            tried = ((i, [element], 0) for i, element in enumerate(elements))
+        elif isinstance(elements, dict):
+            tried = ((key, {key: element}, key) for key, element in elements.items())
+        else:
             break
-        for i, element in enumerate(elements):
-            candidate = _replaced(table, way, [element])
+        for place, alone, step in tried:
+            candidate = _replaced(table, way, alone)
             try:
                 msgspec.convert(candidate, kind)
             except msgspec.ValidationError as error:
                 if str(error) == message:
                     table = candidate
-                    places.append(i)
-                    way.append(0)
+                    places.append(place)
+                    way.append(step)
                     break
         else:
             break
-    return table, places
+    return places
 
 
 def _at(value: Any, way: list[str | int]) -> Any:

@@ -41,7 +41,9 @@ class ConfigError(AgentfwError):
 
 
 class PluginError(AgentfwError):
-    """A plugin cannot be loaded or started."""
+    """A plugin cannot be loaded or started. `hint`: what to do about it, if that can be said."""
+
+    hint = ""
 
 
 class UnknownPlugin(PluginError):

@@ -69,7 +69,7 @@ def complaint(done: subprocess.CompletedProcess[str]) -> str:
         (["run", "--config", "equals.toml", "x.py"], 125, "equals.toml:2: run.env.a=b: cannot be a variable"),
         (["run", "--config", "digit.toml", "x.py"], 125, "digit.toml:1: \xb2: unknown table"),
         (["run", "--config", "deep.toml", "x.py"], 125, "deep.toml: not TOML"),
-        (["run", "--config", "ttl.toml", "x.py"], 125, "ttl.toml:2: native.ttl: expected `int` >= 0"),
+        (["run", "--config", "ttl.toml", "x.py"], 125, "ttl.toml:2: native.ttl: expected integer >= 0"),
         (["run", "--mount", "folder:/x/" + "y" * 300, "x.py"], 125, "bad mount `folder:/x/yyy"),
         (["run", "--mount", "folder:/etc/hosts/x", "x.py"], 125, "cannot mount `"),
         (["run", "--mount", "x.py:/x", "--mount", "folder:/x/y", "x.py"], 125, "cannot mount `"),

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from agentfw.cli import hint_for
 from agentfw.config import Config
 from agentfw.errors import PluginError
 from agentfw.plugins import DEFAULT, available, load_plugins
@@ -117,7 +118,10 @@ def test_show_knows_the_shipped_ones(agentfw: Agentfw) -> None:
         ("polcy", "unknown plugin `polcy`"),
         ("./none.py", "plugin file none.py does not exist"),
         ("./broken.py", "does not import: ZeroDivisionError"),
-        ("./misspelt.py", "alow"),
+        ("./misspelt.py", "plugin `misspelt`: there is no hook `alow`"),
+        ("./argument.py", "plugin `argument`: the hook `allow` has no argument `agnt` (it has: `agent`, `destination`)"),
+        ("./unmarked.py", "plugin `unmarked`: its method `allow` is named as a hook, but is none"),
+        ("./inherited.py", "plugin `inherited`: its method `allow` is named as a hook, but is none"),
         ("./newer.py", "plugin `./newer.py` needs hook API 1.7 or newer, this agentfw has 1.0: update agentfw"),
         ("./other.py", "plugin `./other.py` is for hook API 2, this agentfw has 1.0: another major version"),
         ("./nonsense.py", "plugin `./nonsense.py` has a bad `api`: 'one'"),
@@ -131,6 +135,9 @@ def test_show_and_run_say_what_is_wrong_in_a_line(
     texts = {
         "broken": "1/0",
         "misspelt": "from agentfw import hookimpl\nclass Plugin:\n    @hookimpl\n    def alow(self): pass",
+        "argument": "from agentfw import hookimpl\nclass Plugin:\n    @hookimpl\n    def allow(self, agnt): pass",
+        "unmarked": "class Plugin:\n    async def allow(self, agent, destination): raise ValueError",
+        "inherited": "class Base:\n    def allow(self): pass\nclass Plugin(Base): pass",
         "newer": "class Plugin: api = '1.7'",
         "other": "class Plugin: api = '2'",
         "nonsense": "class Plugin: api = 'one'",
@@ -144,6 +151,9 @@ def test_show_and_run_say_what_is_wrong_in_a_line(
         with pytest.raises(PluginError) as caught:
             load()
         assert message in str(caught.value) and "\n" not in str(caught.value)
+        hint = {"./misspelt.py": "did you mean `allow`?", "./argument.py": "did you mean `agent`?",
+                "./unmarked.py": "put `@hookimpl` before `def allow`, or give it another name"}.get(given)  # fmt: skip
+        assert hint is None or hint_for(caught.value) == hint
     if given == "./newer.py":
         for command in (("plugins", "show", given), ("run", "--plugins", given, "-c", "pass")):
             done = agentfw(*command)

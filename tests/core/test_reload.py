@@ -463,7 +463,7 @@ def fixed() -> object:
     ("table", "message"),
     [
         ("[fixed]\nclosed = ['x']", r":2: fixed.closed: .*restart"),
-        ("[fixed]\nclosed = 5", r":2: fixed.closed: expected `array`"),
+        ("[fixed]\nclosed = 5", r":2: fixed.closed: expected list of text, got integer"),
         ("[fixed]\nclsed = []", r":2: fixed.clsed: unknown key"),
         ("[bare]\nx = 1", r":1: bare: this plugin has no configuration"),
         ("[nobody]", r":1: nobody: unknown table"),
@@ -475,7 +475,7 @@ def fixed() -> object:
         ("[plugins.limits]\nallow = nan", r":2: plugins.limits.allow: must be more than 0"),
         ("[plugins]\nblocking = -1", r":2: plugins.blocking: must be more than 0"),
         ("[plugins]\nlimit = {}", r":2: plugins.limit: unknown key"),
-        ("[run]\nmemory = 5", r":2: run.memory: expected `str"),
+        ("[run]\nmemory = 5", r":2: run.memory: expected text, got integer"),
     ],
 )
 @async_test

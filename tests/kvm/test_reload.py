@@ -104,7 +104,7 @@ def test_a_fleet_goes_on_under_new_rules(
         process.send_signal(signal.SIGHUP)
         while "not reloaded" not in (line := process.stderr.readline()):
             assert line, "it ended"
-        assert line == f"error: not reloaded, all stays as it was: {config}:5: gate.closed.0: expected `str`, got `int`\n"
+        assert line == f"error: not reloaded, all stays as it was: {config}:5: gate.closed.0: expected text, got integer\n"
         config.write_text(hosts + '[gate]\nclosed = ["a.example"]\n')
         process.send_signal(signal.SIGHUP)
         out, err = process.communicate(timeout=60)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import os
 import sys
@@ -13,6 +12,7 @@ import click
 import importlib_metadata
 
 from ..errors import AgentfwError, ConfigError, PluginError, UnknownPlugin
+from ..hints import did_you_mean
 from .output import complain, say
 
 OWN_FAULT = 125
@@ -60,8 +60,8 @@ class Commands(click.Group):
         if name not in COMMANDS and not name.startswith("-") and name not in plugin_commands():
             if name.endswith(".py"):
                 raise Hinted(f"no command `{name}`", f"run a script with `agentfw run {name}`")
-            close = difflib.get_close_matches(name, self.list_commands(ctx), 1)
-            raise Hinted(f"no command `{name}`", f"did you mean `{close[0]}`?" if close else "see `agentfw --help`")
+            near = did_you_mean(name, self.list_commands(ctx))
+            raise Hinted(f"no command `{name}`", near or "see `agentfw --help`")
         return super().resolve_command(ctx, args)
 
 
@@ -193,8 +193,7 @@ def hint_for(error: AgentfwError) -> str:
     if hint:
         return hint
     if isinstance(error, UnknownPlugin):
-        close = difflib.get_close_matches(error.name, error.known, 1)
-        return f"did you mean `{close[0]}`?" if close else "see `agentfw plugins list`"
+        return did_you_mean(error.name, error.known) or "see `agentfw plugins list`"
     if isinstance(error, ConfigError) and error.file:
         return "see docs/configuration.md for what the file may hold"
     return ""

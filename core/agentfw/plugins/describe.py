@@ -15,6 +15,7 @@ import msgspec
 from msgspec import inspect as shapes
 
 from .. import hookspecs
+from ..config_words import type_name
 from ..errors import PluginError
 from .discovery import DEFAULT, available, is_path
 from .limits import hook_names
@@ -138,44 +139,6 @@ def _default(field: shapes.Field) -> str | None:
         return msgspec.json.encode(value).decode()
     except (TypeError, ValueError):
         return repr(value)
-
-
-def type_name(shape: Any) -> str:
-    """A msgspec.inspect type in the words of TOML: "text", "number >= 1", "list of text", `"a" | "b"`."""
-    if isinstance(shape, shapes.Metadata):
-        return type_name(shape.type)
-    for kind, word in _WORDS:
-        if isinstance(shape, kind):
-            return word + _bounds(shape)
-    if isinstance(shape, (shapes.ListType, shapes.VarTupleType, shapes.SetType, shapes.FrozenSetType)):
-        return f"list of {type_name(shape.item_type)}"
-    if isinstance(shape, shapes.TupleType):
-        return f"list of ({', '.join(map(type_name, shape.item_types))})"
-    if isinstance(shape, shapes.DictType):
-        return f"table of {type_name(shape.value_type)}"
-    if isinstance(shape, shapes.LiteralType):
-        return " | ".join(msgspec.json.encode(value).decode() for value in sorted(shape.values, key=str))
-    if isinstance(shape, shapes.EnumType):
-        return " | ".join(msgspec.json.encode(each.value).decode() for each in shape.cls)
-    if isinstance(shape, shapes.UnionType):
-        return " or ".join(type_name(each) for each in shape.types if not isinstance(each, shapes.NoneType))
-    return type(shape).__name__.removesuffix("Type").lower()
-
-
-_WORDS: tuple[tuple[type, str], ...] = (
-    (shapes.StrType, "text"),
-    (shapes.IntType, "integer"),
-    (shapes.FloatType, "number"),
-    (shapes.BoolType, "true or false"),
-    (shapes.StructType, "table"),
-    (shapes.AnyType, "anything"),
-)
-
-
-def _bounds(shape: Any) -> str:
-    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-    found = [f"{sign} {value:g}" for name, sign in signs.items() if (value := getattr(shape, name, None)) is not None]
-    return " " + " and ".join(found) if found else ""
 
 
 def _field_docs(kind: type) -> dict[str, str]:

@@ -28,6 +28,7 @@ from ..reports import Table
 from . import tracing
 from .calling import Call, Tracer
 from .discovery import available, chosen_plugins
+from .fitting import check_fit
 from .limits import Limits, hook_names
 from .reloading import Prepared
 
@@ -75,8 +76,11 @@ class PluginManager:
             self._pluggy.unregister(name=name)
         try:
             for name, plugin in self._named.items():
+                check_fit(name, plugin)
                 self._pluggy.register(plugin, name)
             self._pluggy.check_pending()
+        except PluginError:
+            raise
         except Exception as error:  # also whatever a plugin's attributes raise when they are looked at
             raise PluginError(f"plugin does not fit: {error}".replace("\n", " ")) from error
         for hook in hook_names():

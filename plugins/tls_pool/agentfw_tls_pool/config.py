@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from agentfw.destination import parse_authority, parse_host
@@ -35,7 +35,7 @@ class TlsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     agent_ca: bool = False
     """Let agents talk to servers that only authorities of their own vouch for (never on shared hosts, never with credentials)."""
     client_certificate: tuple[ClientCertificateConfig, ...] = ()
-    min_version: Annotated[str, msgspec.Meta(pattern=r"\A1\.[23]\Z")] = "1.2"
+    min_version: Literal["1.2", "1.3"] = "1.2"
     shared: tuple[str, ...] = ()
     """Hosts ("api.openai.com", "api.example.com:8443") whose connections serve one agent after the other: those that tell agents
     apart by what each request carries, as model APIs do, and that can be trusted to answer in order: bytes that come before a
