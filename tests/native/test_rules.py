@@ -155,3 +155,48 @@ def test_a_damaged_table_starts_nothing(bare_cell, guest):
     table[0] ^= 1
     exits, _, _ = asyncio.run(boot(bare_cell, guest("void run(void) { leave(0); }"), [bytes(table)]))
     assert exits[0].kind == "internal" and "rules of" in exits[0].text
+
+
+def test_two_that_move_at_a_time(bare_cell, guest, tmp_path):
+    """VMs of one cell that share a directory: what one of them looked at, the other exchanges for what is protected."""
+    work = tmp_path / "work"
+    (work / "in/a").mkdir(parents=True)
+    (work / "in/a/key").write_text("secret")
+    (work / "in/b").write_text("public")
+    body = (
+        CALLS
+        + """
+    static int64_t move(const char *from, const char *to, u64 flags) {
+        u64 n = 0, k = 0;
+        while (from[n])
+            n++;
+        while (to[k])
+            k++;
+        return call(AFW_OP_RENAME, (u64)from, n, (u64)to, k, BASES, flags);
+    }
+    void run(void) {
+        int mover = call(AFW_OP_MKDIR, PATH("/w/first"), 0755, 0, AFW_CWD, 0) == 0, done = 0;
+        for (int i = 0; i < 10000; i++) {
+            if (mover) {
+                done += move("/w/in/a", "/w/in/b", 2) == 0;
+                continue;
+            }
+            const char *name = i & 1 ? "/w/in/a" : "/w/in/b";
+            if (move(name, "/w/out", 0))
+                continue;
+            done++;
+            int64_t h = OPEN("/w/out/key", 0);
+            CHECK(h < 0);
+            CHECK(move("/w/out", name, 1) == 0);
+        }
+        CHECK(done > 0);
+        leave(0);
+    }
+    """
+    )
+    table = compile_rules([FileRule("/w/in/*/key", "deny")])
+    exits, _, _ = asyncio.run(
+        boot(bare_cell, guest(body), [table, table], runners=2, mounts=[Mount("/t", tmp_path), Mount("/w", work, writable=True)])
+    )
+    assert [(end.kind, end.code) for end in exits.values()] == [("code", 0)] * 2
+    assert not (work / "out").exists()

@@ -528,3 +528,52 @@ def test_what_may_be_written_and_made(make: MakeVfs, tree: Path) -> None:
     vfs.write("/tmp/f", b"t" * 5000)
     assert vfs.rules(compile_rules(creates=0)) == 0
     assert vfs.error("mkdir", "/w/x") == "EDQUOT" and vfs.pwrite(handle, b"n" * 5000, 0) == 5000
+
+
+def test_a_hole_is_written_too(make: MakeVfs, tmp_path: Path) -> None:
+    """One byte far behind the end, and what is before it could be filled through a mapping."""
+    vfs = make(mounts={"/w": (tmp_path, WRITABLE)})
+    assert vfs.rules(compile_rules(write_bytes=10_000)) == 0
+    handle = vfs.open("/w/new", os.O_CREAT | os.O_RDWR)
+    assert vfs.raw("pwrite", handle, BUFFER, 1, 1 << 40) == vfs.raw("pwrite", handle, BUFFER, 10, 10_000) == -errno.EDQUOT
+    assert vfs.raw("pwrite", handle, BUFFER, 1, (1 << 63) - 1) == -errno.EDQUOT
+    assert vfs.fstat(handle).size == 0
+    assert vfs.pwrite(handle, b"x" * 10, 5000) == 10
+    assert vfs.pwrite(handle, b"y" * 100, 4000) == 100  # over what is there
+    assert vfs.pwrite(handle, b"z" * 100, 9890) == 10  # 4880 to there, and 10 are left
+    assert vfs.raw("pwrite", handle, BUFFER, 1, 0) == -errno.EDQUOT and vfs.fstat(handle).size == 9900
+
+
+def test_too_long_under_another_name(make: MakeVfs, tree: Path) -> None:
+    """A path so long that its other name, which a rule is about, would be no path any more: refused."""
+    vfs = make(mounts={"/w": (tree / "work", WRITABLE), "/pro": (tree / "work", WRITABLE)})
+    rule(vfs, deny="/pro/**/.env")
+    path = "/w"
+    while len(path) + 201 + len("/sub/.env") < 4096:
+        path += "/" + "d" * 200
+        vfs.mkdir(path)
+    path += "/" + "e" * (4095 - len(path) - 1 - len("/sub/.env"))
+    vfs.mkdir(path)
+    vfs.chdir(path)
+    assert vfs.error("read", "/w/sub/.env") == "EACCES"
+    vfs.rename("/w/sub", "sub")
+    assert vfs.error("read", "sub/.env") == "EACCES"
+
+
+def test_what_the_process_is_called(make: MakeVfs) -> None:
+    vfs = make()
+    for pattern in ("/proc/self/status", "/proc/4711/status", "/proc/1/status"):
+        rule(vfs, hide=pattern)
+        assert vfs.error("read", "/proc/self/status") == vfs.error("read", "/proc/4711/status") == "ENOENT"
+        assert vfs.error("read", "/proc/thread-self/status") is None
+    rule(vfs, hide="/proc/thread-self/status")
+    assert vfs.error("read", "/proc/thread-self/status") == "ENOENT" and vfs.error("read", "/proc/self/status") is None
+    rule(vfs, hide="/proc/self")
+    assert vfs.error("read", "/proc/self/status") == vfs.error("read", "/proc/thread-self/status") == "ENOENT"
+    assert vfs.error("read", "/proc/meminfo") is None
+
+
+def test_a_mount_of_one_file_has_a_position_a_handle(make: MakeVfs, tree: Path) -> None:
+    vfs = make(mounts={"/one": (tree / "work/notes.txt", WRITABLE)})
+    first, second = vfs.open("/one"), vfs.open("/one")
+    assert vfs.pread(first, 3, -1) == b"pub" and vfs.pread(second, 3, -1) == b"pub" and vfs.pread(first, 9, -1) == b"lic"

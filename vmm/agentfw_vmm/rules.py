@@ -47,7 +47,8 @@ def parse_pattern(pattern: str) -> list[Part]:
     if names == [""]:
         return []
     if names[0] == "proc" and len(names) > 1 and (names[1] in ("self", "thread-self") or names[1].isdecimal()):
-        names[1] = "*"  # the process has several names there, and can choose one of them
+        pid = "[0-9]*"  # the process has several names there, and can choose one of them
+        names[1:2] = [pid, "task", pid] if names[1] == "thread-self" else [pid]
     parts: list[Part] = []
     for name in names:
         if name in ("", ".", ".."):

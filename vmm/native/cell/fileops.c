@@ -40,7 +40,10 @@ static int64_t op_pread(struct vfs *vfs, const uint64_t a[6])
         struct iovec iov = {guest_range(vfs->vm, a[1], len), len};
         if (!iov.iov_base)
             return -EFAULT;
-        ssize_t n = preadv2(h->fd, &iov, 1, own ? -1 : (off_t)offset, 0);
+        int single = !S_ISDIR(h->back->mode);        /* mounts of one file have one open file for all VMs, with one position */
+        ssize_t n = preadv2(h->fd, &iov, 1, !own ? (off_t)offset : single ? (off_t)h->pos : -1, 0);
+        if (own && single && n > 0)
+            h->pos += (uint64_t)n;
         return n < 0 ? -errno : n;
     }
     if (own)
@@ -57,6 +60,13 @@ static int64_t op_pread(struct vfs *vfs, const uint64_t a[6])
     if (own && n > 0)
         h->pos += (uint64_t)n;
     return n;
+}
+
+static int64_t host_write(const struct handle *h, const struct iovec *iov, uint64_t offset)
+{
+    int append = offset == UINT64_MAX;
+    ssize_t n = pwritev2(h->fd, iov, 1, append ? 0 : (off_t)offset, append ? RWF_APPEND : 0);
+    return n < 0 ? -errno : n;
 }
 
 static int64_t op_pwrite(struct vfs *vfs, const uint64_t a[6])
@@ -80,13 +90,18 @@ static int64_t op_pwrite(struct vfs *vfs, const uint64_t a[6])
     struct iovec iov = {guest_range(vfs->vm, a[1], len), len};
     if (!iov.iov_base)
         return -EFAULT;
-    if (vfs->vm->rules && !(iov.iov_len = rules_take_bytes(vfs->vm->rules, len)))
-        return -EDQUOT;
-    ssize_t n = pwritev2(h->fd, &iov, 1, append ? 0 : (off_t)offset, append ? RWF_APPEND : 0);
-    if (n < 0)
-        n = -errno;
-    if (vfs->vm->rules)
-        rules_give_back(vfs->vm->rules, iov.iov_len - (n > 0 ? (uint64_t)n : 0));
+    if (!vfs->vm->rules)
+        return host_write(h, &iov, offset);
+    uint64_t gap = 0, granted;
+    struct stat st;
+    if (!append && fstat(h->fd, &st) < 0)
+        return -errno;
+    if (!append && offset > (uint64_t)st.st_size)
+        gap = offset - (uint64_t)st.st_size;     /* a hole: it can be filled through a mapping, unseen */
+    granted = rules_take_bytes(vfs->vm->rules, gap + len);
+    iov.iov_len = granted > gap ? granted - gap : 0;
+    int64_t n = iov.iov_len ? host_write(h, &iov, offset) : -EDQUOT;
+    rules_give_back(vfs->vm->rules, granted - (n > 0 ? gap + (uint64_t)n : 0));
     return n;
 }
 
@@ -223,7 +238,7 @@ static int64_t op_fallocate(struct vfs *vfs, const uint64_t a[6])
     r = take_room(vfs, more);
     if (!r && fallocate(h->fd, (int)a[1], (off_t)a[2], (off_t)a[3]) < 0) {
         r = -errno;
-        if (vfs->vm->rules)
+        if (vfs->vm->rules && r != -ENOSPC && r != -EDQUOT && r != -EINTR && r != -EIO)      /* those may come half way */
             rules_give_back(vfs->vm->rules, more);
     }
     return r;

@@ -62,8 +62,13 @@ int path_rule(struct vfs *vfs, const char *path, int *above)
     char other[PATH_MAX];
     int up, action = rules_path(r, path, above);
     for (uint32_t k = 0; k < 2 * aliases; k++) {
-        if (other_name(&alias[k / 2], k & 1, path, other) <= 0)
+        int is = other_name(&alias[k / 2], k & 1, path, other);
+        if (!is)
             continue;
+        if (is < 0) {                /* nobody can say what its rules are */
+            *above = AFW_RULE_DENY;
+            return action > AFW_RULE_DENY ? action : AFW_RULE_DENY;
+        }
         int more = rules_path(r, other, &up);
         action = more > action ? more : action;
         *above = up > *above ? up : *above;

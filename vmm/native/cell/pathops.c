@@ -1,5 +1,6 @@
 /* Ring operations on paths: opening and looking. Every SQE is hostile: paths are copied by guest_path(), bases and flags are checked here. See vfs.h. */
 #include <fcntl.h>
+#include <pthread.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -409,7 +410,12 @@ static int64_t op_getcwd(struct vfs *vfs, const uint64_t a[6])
     return r < 0 ? r : (int64_t)n;
 }
 
-int64_t path_op(struct vfs *vfs, const struct afw_sqe *sqe)
+/* What rules say about a path is said about the directories that it names at that moment. So while a VM with rules is between looking and
+ * doing, another VM of this cell that has rules moves nothing: by two moves at the right time a protected file would be where the first
+ * one already looked. Those who move go first, or three runners that read would keep the fourth waiting. */
+static pthread_rwlock_t moving = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
+
+static int64_t perform(struct vfs *vfs, const struct afw_sqe *sqe)
 {
     static int64_t (*const ops[])(struct vfs *, const uint64_t[6]) = {
         [AFW_OP_OPEN] = op_open,       [AFW_OP_STAT] = op_stat,       [AFW_OP_READLINK] = op_readlink, [AFW_OP_ACCESS] = op_access,
@@ -418,4 +424,17 @@ int64_t path_op(struct vfs *vfs, const struct afw_sqe *sqe)
     if (sqe->op >= sizeof ops / sizeof *ops || !ops[sqe->op])
         return name_op(vfs, sqe);
     return ops[sqe->op](vfs, sqe->a);
+}
+
+int64_t path_op(struct vfs *vfs, const struct afw_sqe *sqe)
+{
+    if (!vfs_shared || !vfs->vm->rules || !rules_files(vfs->vm->rules))
+        return perform(vfs, sqe);
+    if (sqe->op == AFW_OP_RENAME)
+        pthread_rwlock_wrlock(&moving);
+    else
+        pthread_rwlock_rdlock(&moving);
+    int64_t r = perform(vfs, sqe);
+    pthread_rwlock_unlock(&moving);
+    return r;
 }

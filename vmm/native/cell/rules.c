@@ -465,6 +465,11 @@ int rules_error(const struct rules *r)
     return (int)r->head.error;
 }
 
+int rules_files(const struct rules *r)
+{
+    return r->n != 0;
+}
+
 int rules_guest(const struct rules *r, uint32_t syscall)
 {
     return syscall < 512 && bit(r->head.guest, syscall);

@@ -15,6 +15,7 @@
 struct node *vfs_root;
 struct vfs_program vfs_program;
 uint64_t vfs_tmp_bytes, vfs_tmp_inodes;
+int vfs_shared;
 uint32_t vfs_tmp_roots, vfs_uid, vfs_gid;
 static uint32_t nodes;
 static uint64_t hidden[3];
@@ -194,6 +195,7 @@ static int add_mount(const uint8_t *p, uint32_t size)
         n->fd_read = reopen(fd, O_RDONLY);
         n->fd_write = flags & AFW_MOUNT_WRITABLE ? reopen(fd, O_RDWR) : -1;
     }
+    vfs_shared |= flags & AFW_MOUNT_WRITABLE && S_ISDIR(st.st_mode);
     n->kind = NODE_MOUNT;
     n->mode = st.st_mode & S_IFMT;
     n->fd = fd;

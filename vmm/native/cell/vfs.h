@@ -63,6 +63,7 @@ struct vfs_program {                 /* what /proc tells */
     uint64_t memory;
 };
 extern struct vfs_program vfs_program;
+extern int vfs_shared;               /* there are host directories that VMs may write to */
 extern struct node *vfs_root;
 extern uint64_t vfs_tmp_bytes, vfs_tmp_inodes;
 extern uint32_t vfs_tmp_roots;       /* 0: no TMP record */
@@ -150,7 +151,7 @@ struct handle {
     const uint8_t *data;             /* SYNTH and PROC files */
     uint8_t *owned;                  /* data that must be freed */
     uint64_t size;
-    uint64_t pos;                    /* for offset -1; not HOST */
+    uint64_t pos;                    /* for offset -1; HOST: only of a mount of one file */
     uint64_t dir_next;               /* HOST directories: ordinal of the entry that the descriptor's position is at */
     uint32_t mode;                   /* st_mode when opened */
     struct stat st;                  /* SYNTH and PROC */
