@@ -80,6 +80,8 @@ def parse_port(value: int | str) -> int:
 def parse_authority(text: str, default_port: int) -> tuple[str, int]:
     """ "host", "host:port", "[v6]" or "[v6]:port" -> (host, port). No user info, no path."""
     host, port = text, ""
+    if "://" in text:
+        raise DestinationError("host", text, "a URL; wanted is just the host, or host:port")
     if text.startswith("["):
         inside, bracket, rest = text[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")) or ":" not in inside:

@@ -306,7 +306,8 @@ class Runtime:
             return
         own = any(addresses.is_own(each) for each in (address, *addresses.embedded(address)))
         if own or not addresses.is_public(address):
-            raise Denied("addresses: public only", f"{address} (for {destination.host}) is not on the public internet", "core")
+            reason = f"{address} (for {destination.host}) is not on the public internet, nor in allow_addresses"
+            raise Denied("addresses: public only", reason, "core")
 
     async def dial(self, agent: Agent, destination: Destination, seconds: float = 30.0) -> socket.socket:
         """A connected, non-blocking socket (TCP; UDP for scheme "udp") to a permitted address of `destination`.

@@ -167,3 +167,9 @@ def test_embedded_addresses_are_judged_as_what_they_embed(number: int) -> None:
 def test_own_addresses() -> None:
     assert is_own("127.0.0.1") and is_own("::1") == socket.has_ipv6
     assert not is_own("198.51.100.7") and not is_own("2001:db8::7")
+
+
+@pytest.mark.parametrize("text", ["https://api.example", "https://api.example:443/v1", "http://[::1]/"])
+def test_a_url_in_place_of_a_host_is_said_to_be_one(text: str) -> None:
+    with pytest.raises(DestinationError, match="a URL"):
+        parse_authority(text, 443)

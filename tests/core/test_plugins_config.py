@@ -86,6 +86,10 @@ def test_mistakes_name_key_file_and_line(tmp_path: Path, text: str, key: str, li
         ("[credentials.command.vault]\nargv = 'vault'\n", "credentials.command.vault.argv", 2,
          "expected list of text, got text", ""),
         ("[native]\nttl = -1\n", "native.ttl", 2, "expected integer >= 0", ""),
+        ("[policy]\nallow = ['https://a.example/v1']\n", "policy.allow.0", 2, "a URL; wanted is just the host", ""),
+        ("[policy]\nallow = ['a.example/v1']\n", "policy.allow.0", 2, "a network, without a path", ""),
+        ("[[credentials.rule]]\nhost = 'https://a.example'\nheader = 'x-key'\nvalue = '0123456789'\n",
+         "credentials.rule.0.host", 2, "a URL; wanted is just the host", ""),
     ],
 )  # fmt: skip
 def test_mistakes_are_told_in_the_words_of_toml(

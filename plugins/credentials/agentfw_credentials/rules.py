@@ -19,6 +19,8 @@ from .config import RuleConfig
 from .sources import Literal, Source
 
 SOURCE = re.compile(r"\$\{(env|file|command|oauth):([^}]*)\}")
+_SLIP = re.compile(r"(?:\A|\s)\$\(?[A-Za-z_][A-Za-z0-9_]*\)?\Z|(?<!\$)\{(?:env|file|command|oauth):[^}]*\}?")
+"""What people write who mean a source: $NAME, $(NAME), {env:NAME}."""
 SCHEME = re.compile(r"(?:bearer|token|basic|apikey|api-key) +", re.IGNORECASE)
 _PLACEHOLDER = re.compile(r"[\x21-\x7e]{8,256}\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -37,6 +39,8 @@ class Template:
         """ConfigError (key "value")."""
         if "${" in SOURCE.sub("", text):
             raise ConfigError("value", "`${` must begin ${env:NAME}, ${file:PATH}, ${command:NAME} or ${oauth:NAME}")
+        if _SLIP.search(SOURCE.sub("", text)):  # sent as it stands, it would only be found out by the server's 401
+            raise ConfigError("value", "a variable is written ${env:NAME} here, with dollar sign, braces and `env:`")
         self.parts: list[str | Source] = []
         done = 0
         for match in SOURCE.finditer(text):

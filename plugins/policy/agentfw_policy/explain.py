@@ -155,7 +155,8 @@ def _address(rules: RuleSet, destination: Destination, place: Place) -> Verdict:
     findings, permitted = rules.dial(destination, destination.host)
     verdict = _verdict(findings, "an allow rule for it" if permitted else "it is public", place)
     if verdict.allowed and not permitted and not is_public(destination.host):
-        return Verdict(allowed=False, by="addresses: public only", reason=f"{destination.host} is not on the public internet")
+        reason = f"{destination.host} is not on the public internet, nor in allow_addresses"
+        return Verdict(allowed=False, by="addresses: public only", reason=reason)
     return verdict
 
 

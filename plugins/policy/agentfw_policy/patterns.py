@@ -41,6 +41,8 @@ class Pattern:
 def parse_pattern(text: str) -> Pattern:
     """ "name", "*.name" (below it), "*" (every name), "address", each with ":port"; "10.0.0.0/8", "10.0.0.0/8:443",
     "[2001:db8::/32]:443". ValueError says what is wrong."""
+    if "://" in text:
+        raise ValueError("a URL; wanted is just the host, or host:port (paths are for `paths` of a [[policy.rule]])")
     if "/" in text:
         return _parse_network(text)
     if text == "*" or text.startswith("*:"):
@@ -76,7 +78,7 @@ def parse_network(text: str) -> Network:
     try:
         network = ipaddress.ip_network(text if "/" in text else parse_host(text))
     except ValueError as error:
-        raise ValueError(f"{error} (write a name, an address or a network, no URL)") from None
+        raise ValueError(f"{error} (write a name, an address or a network, without a path)") from None
     if isinstance(network, ipaddress.IPv6Network) and network.subnet_of(_V4_MAPPED):
         low = int(network.network_address) & 0xFFFFFFFF
         return ipaddress.IPv4Network((low, network.prefixlen - 96))
