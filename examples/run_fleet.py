@@ -98,7 +98,7 @@ def report(ran: dict, served: dict, asked: int, count: int, key: str) -> int:
     print(f"system call sites rewritten {vms['sites']}, backstop hits {vms['n_backstop']}, VM exits {vms['exits']}")
     print(f"system calls answered in the guest {vms['n_local']}, forwarded {vms['n_ring']}, unknown {vms['n_enosys']}")
     for name, value in sorted(counted.items()):
-        if value:
+        if value and not name.startswith("hooks."):  # those are in `--stats` and `--json`
             print(f"{name:<28} {value:g}")
     print(f"the name server was asked {asked} time(s) for the model's address")
     print(
