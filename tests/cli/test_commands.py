@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,6 +62,33 @@ def test_json_is_all_there_is_on_stdout(agentfw: Agentfw, tmp_path: Path) -> Non
         assert json.loads(done.stdout)["version"] == 1
         assert "sk-real" not in done.stdout
     assert "sk-real" not in agentfw("config", "show").stdout
+
+
+def test_config_show_is_toml_again(agentfw: Agentfw, tmp_path: Path) -> None:
+    text = """\
+[run]
+plugins = ["dns", "./mine.py"]
+env = { NAME = "a \\"b\\" ü \\u007f \\\\", "odd.name" = "" }
+
+[dns]
+hosts = { "a.example" = ["192.0.2.1", "192.0.2.2"], "*.b.example" = "192.0.2.3" }
+prefetch = false
+timeout = 1.5
+
+[mine]
+day = 2026-11-29
+far = inf
+nothing = {}
+
+[[policy.rule]]
+action = "deny"
+labels = { team = "a" }
+"""
+    (tmp_path / "agentfw.toml").write_text(text)
+    for options in ([], ["--origin"]):
+        done = agentfw("config", "show", *options)
+        assert done.returncode == 0 and tomllib.loads(done.stdout) == tomllib.loads(text), done
+    assert "prefetch = false  # agentfw.toml:7\n" in done.stdout
 
 
 def test_doctor_checks_what_it_says(agentfw: Agentfw) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +26,37 @@ def config() -> None:
 def show(file: Path | None, origin: bool, as_json: bool) -> None:
     """Check the file and print what it sets. Values that may be secrets are not shown."""
     from ..config import load_config
-    from ..plugins import available
+    from ..plugins import available, chosen_plugins, plugin_name
 
     loaded = load_config(file)
-    loaded.check_tables(available())
+    loaded.check_tables({*available(), *map(plugin_name, chosen_plugins(loaded))})
     tables = {name: _masked(table) for name, table in loaded.tables.items()}
     if as_json:
         click.echo(json.dumps({"version": 1, "file": str(loaded.file) if loaded.file else None, "tables": tables}, default=str))
         return
     click.echo(f"# {loaded.file or 'no agentfw.toml from here upward: the defaults apply'}")
     for name, table in tables.items():
-        click.echo(f"[{name}]")
+        click.echo(f"[{_key(name)}]")
         for key, value in table.items():
-            click.echo(f"{key} = {json.dumps(value, default=str)}" + (f"  # {loaded.file}" if origin else ""))
+            place = f"  # {loaded.place(f'{name}.{key}') or loaded.file}" if origin else ""
+            click.echo(f"{_key(key)} = {_toml(value)}{place}")
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML writes it, in one line."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_key(key)} = {_toml(item)}" for key, item in value.items()) + " }" if value else "{}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
 def _masked(value: Any, name: str = "") -> Any:
