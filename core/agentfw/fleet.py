@@ -520,9 +520,18 @@ class Fleet:
         run.acknowledge()
 
     def flow_opened(self, run: _Run, flow: GuestFlow) -> None:
-        task = asyncio.get_running_loop().create_task(self.runtime.handle_flow(run.agent, flow))
+        task = asyncio.get_running_loop().create_task(self._serve(run.agent, flow))
         self._flows.add(task)
         task.add_done_callback(self._flow_done)
+
+    async def _serve(self, agent: Agent, flow: GuestFlow) -> None:
+        try:
+            await flow.turn()  # policies are asked before it says anything
+        except asyncio.CancelledError:
+            flow.reset()
+            flow.close()
+            raise
+        await self.runtime.handle_flow(agent, flow)
 
     def _flow_done(self, task: asyncio.Task[None]) -> None:
         self._flows.discard(task)

@@ -22,6 +22,7 @@ from .errors import CellError
 from .flows import GuestFlow
 from .report import VmExit, VmStatistics
 from .rules import refuses_connections
+from .turns import Turns
 
 logger = logging.getLogger("agentfw.vmm")
 
@@ -57,6 +58,7 @@ class _Vm:
         self.live = True
         self.flows: dict[int, GuestFlow] = {}
         self.sites = sites.Budget()
+        self.turns = Turns()
         self.notes = 0
         self.unconnected = False  # rules refuse flows: so does the worker, should the cell forget to
 
@@ -281,7 +283,7 @@ class Cell:
         record = self._vms[vm] = _Vm()
         record.unconnected = refuses_connections(rules)
         for index in range(FLOW_FIRST):
-            record.flows[index] = GuestFlow(self, vm, index, "tcp", "", 0)
+            record.flows[index] = GuestFlow(self, vm, index, "tcp", "", 0, record.turns)
         self._command(vm % self._config.runners, command, vm, argument, b=len(rules))
 
     def live(self, vm: int) -> bool:
@@ -473,7 +475,7 @@ class Cell:
             error = errno.EPERM
         if kind == lib.AFW_KIND_UDP and not port:
             address = ""  # not connected: the first datagram tells
-        flow = GuestFlow(self, vm, index, "udp" if kind == lib.AFW_KIND_UDP else "tcp", address, port)
+        flow = GuestFlow(self, vm, index, "udp" if kind == lib.AFW_KIND_UDP else "tcp", address, port, record.turns)
         record.flows[index] = flow
         lib.afw_flow_accept(self.worker, vm, index)
         if error:

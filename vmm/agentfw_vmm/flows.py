@@ -8,9 +8,7 @@ import socket
 from typing import Literal, Protocol
 
 from ._lib import RING, Bytes, DgramStruct, Worker, lib, new_datagram, pointer, take, view
-
-#: After so many calls that did not have to wait, let other tasks run.
-_TURNS = 32
+from .turns import Turns
 
 
 class FlowHost(Protocol):
@@ -36,7 +34,9 @@ class GuestFlow:
     the ring can still be received, then the stream ends.
     """
 
-    def __init__(self, host: FlowHost, vm: int, index: int, kind: Literal["tcp", "udp"], address: str, port: int) -> None:
+    def __init__(
+        self, host: FlowHost, vm: int, index: int, kind: Literal["tcp", "udp"], address: str, port: int, turns: Turns
+    ) -> None:
         self.vm = vm
         self.index = index
         self.kind = kind
@@ -48,10 +48,15 @@ class GuestFlow:
         self._broken = False  # reset by us, or the guest corrupted its ring
         self._free = False
         self._waiters: list[asyncio.Future[None]] = []
-        self._turns = 0
+        self._turns = turns
 
     def __repr__(self) -> str:
         return f"<GuestFlow vm {self.vm} flow {self.index} {self.kind} {self.address}:{self.port}>"
+
+    async def turn(self) -> None:
+        """Wait until this VM may have the worker do something. Each call that follows begins with it, before anything is taken
+        from a ring: a task cancelled in here has lost nothing."""
+        await self._turns.take()
 
     # -- connecting
 
@@ -75,7 +80,7 @@ class GuestFlow:
         """1..limit bytes, or b"" at the guest's end of stream or close, and after `close()` or `reset()`."""
         if limit < 1:
             raise ValueError(f"receive of {limit} bytes")
-        await self._turn()
+        await self.turn()
         while True:
             if self._rest is not None:
                 data, self._rest = self._rest[:limit], self._rest[limit:]
@@ -97,7 +102,7 @@ class GuestFlow:
     async def send(self, data: bytes | bytearray | memoryview) -> None:
         """Returns once all of it is in the ring. BrokenPipeError if the guest closed, reads no more, or is gone."""
         rest = memoryview(data)
-        await self._turn()
+        await self.turn()
         while rest:
             if not self._live():
                 raise BrokenPipeError(errno.EPIPE, "the guest closed the connection")
@@ -117,7 +122,7 @@ class GuestFlow:
 
     async def receive_datagram(self) -> tuple[bytes, str, int]:
         """(payload, peer address, peer port) of one datagram. BrokenPipeError once the guest closed."""
-        await self._turn()
+        await self.turn()
         while True:
             if not self._live():
                 raise BrokenPipeError(errno.EPIPE, "the guest closed the socket")
@@ -142,7 +147,7 @@ class GuestFlow:
 
         BrokenPipeError once the guest closed.
         """
-        await self._turn()
+        await self.turn()
         if not self._live():
             raise BrokenPipeError(errno.EPIPE, "the guest closed the socket")
         if len(data) > 65507:
@@ -269,12 +274,6 @@ class GuestFlow:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
-
-    async def _turn(self) -> None:
-        # Before anything is taken from the ring: a task cancelled in here has lost nothing.
-        self._turns += 1
-        if self._turns % _TURNS == 0:
-            await asyncio.sleep(0)
 
 
 _DATAGRAM = new_datagram()
