@@ -97,10 +97,8 @@ class Config:
         for name, value in self.tables.items():
             if name not in ("run", "plugins") and name not in known:
                 tables = sorted({"run", "plugins", *known})
-                error = self.error(
-                    name, f"unknown table (known: {', '.join(tables)}; that of a plugin's file while `plugins` names the file)"
-                )
-                error.hint = did_you_mean(name, tables)
+                error = self.error(name, f"unknown table (known: {', '.join(tables)})")
+                error.hint = did_you_mean(name, tables) or "if it is that of a plugin's file, name the file in `[run] plugins`"
                 raise error
             if not isinstance(value, dict):
                 raise self.error(name, "must be a table")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentfw.cli.statistics import split_hooks
+from agentfw.cli.statistics import split_hooks, statistics_of
 
 
 def test_a_row_for_each_plugin_and_hook() -> None:
@@ -34,3 +34,11 @@ def test_a_row_for_each_plugin_and_hook() -> None:
             ("hook policy.allow", "1204 calls, 3 denied, 4.1 us each, 210.0 us at most"),
         ],
     )
+
+
+def test_small_numbers_are_not_rounded_to_nothing() -> None:
+    counted = {"inspect.cost": 0.00009, "inspect.seconds": 12.34567, "core.flows_tcp": 3, "inspect.none": 0.0}
+    text = statistics_of([], counted, 1.5)
+    rows = dict(line.rsplit(maxsplit=1) for line in text.splitlines())
+    assert (rows["inspect.cost"], rows["inspect.seconds"], rows["core.flows_tcp"]) == ("9e-05", "12.346", "3")
+    assert "inspect.none" not in rows

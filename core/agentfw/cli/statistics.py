@@ -112,7 +112,14 @@ def statistics_of(results: list[Result], counted: dict[str, Any], seconds: float
     counters, hooks = split_hooks(counted)
     for name, value in sorted(counters.items()):
         if value or name in ALWAYS:
-            rows.append((name, f"{value:.3f}" if isinstance(value, float) else value))
+            rows.append((name, _number(value)))
     rows += hooks
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+def _number(value: float) -> str:
+    """The cost of one call is 0.00009 USD, not 0.000."""
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.3f}" if not value or abs(value) >= 0.01 else f"{value:.3g}"
