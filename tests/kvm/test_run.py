@@ -486,3 +486,19 @@ def test_a_denial_is_told_once_with_its_rule(agentfw: Agentfw) -> None:
     assert done.returncode == 0
     assert done.stderr == "agentfw.relay: agent-1: dns: denied by policy.default: deny: evil.example is not on the allow list\n"
     assert agentfw("run", "-q", "--no-config", "-c", code).stderr == ""
+
+
+def test_where_agentfw_toml_was_looked_for_is_said_with_the_first_denial(agentfw: Agentfw, tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner/agent.py").write_text(
+        "import socket\nfor name in 'a.example', 'b.example':\n    try: socket.getaddrinfo(name, 443)\n    except OSError: pass\n"
+    )
+    note = "note: no agentfw.toml from here upward: agents may connect to nothing"
+    assert agentfw("run", "-c", "pass", cwd=tmp_path).stderr == ""
+    lines = agentfw("run", "inner/agent.py", cwd=tmp_path).stderr.splitlines()
+    assert lines[0] == note and len(lines) == 3, lines
+    (tmp_path / "inner/agentfw.toml").write_text("[policy]\nallow = []\n")
+    assert agentfw("run", "inner/agent.py", cwd=tmp_path).stderr.splitlines()[0] == (
+        f"{note} (for the program's own, say `--config inner/agentfw.toml`)"
+    )
+    assert "note" not in agentfw("run", "agent.py", cwd=tmp_path / "inner").stderr

@@ -167,10 +167,10 @@ def run(
     directory (read-only), the interpreter with its packages, a private /tmp and home directory, and what --mount shows. Its
     network is what the plugins let through.
     """
-    from ..config import Config, load_config
+    from ..config import FILE_NAME, Config, load_config
     from ..plugins import chosen_plugins
 
-    _logging(quiet, verbose, strace)
+    denials = _logging(quiet, verbose, strace)
     program: list[str] = ctx.meta["program"]
     if not program or (program[0] in ("-m", "-c") and (len(program) < 2 or not program[1])):
         raise click.UsageError("no program: name a script, `-m module`, `-c code` or `-`", ctx)
@@ -195,7 +195,23 @@ def run(
         load=lambda: Config() if no_config else load_config(config_file or config.file),
         python=python or sys.executable,
     )
+    if config.file is None and not no_config and "policy" in options.plugins:
+        denials.note = _without_a_file(program[0], FILE_NAME)
     return _with_loop(options, program)
+
+
+def _without_a_file(script: str, name: str) -> str:
+    """Said with the first denial: nothing is allowed, and why."""
+    note = f"no {name} from here upward: agents may connect to nothing"
+    beside = Path(script).parent / name
+    return f"{note} (for the program's own, say `--config {beside}`)" if _is_file(beside) else note
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -256,16 +272,18 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _logging(quiet: bool, verbose: int, strace: bool) -> None:
+def _logging(quiet: bool, verbose: int, strace: bool) -> _Denials:
     level = logging.ERROR if quiet else (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s")
     logging.getLogger("agentfw").setLevel(level)
+    denials = _Denials()
     if not quiet and not verbose:
         logging.getLogger("agentfw.relay").setLevel(logging.INFO)
         for handler in logging.getLogger().handlers:
-            handler.addFilter(_Denials())
+            handler.addFilter(denials)
     if strace:
         logging.getLogger("agentfw.vmm.strace").setLevel(logging.DEBUG)
+    return denials
 
 
 class _Denials(logging.Filter):
@@ -276,6 +294,8 @@ class _Denials(logging.Filter):
     def __init__(self) -> None:
         super().__init__()
         self._seen: set[str] = set()
+        self.note = ""
+        """What to say before the first of them."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno >= logging.WARNING or not record.name.startswith("agentfw.relay"):
@@ -283,6 +303,8 @@ class _Denials(logging.Filter):
         text = record.getMessage()
         if not getattr(record, "denied", False) or text in self._seen or len(self._seen) >= self.MOST:
             return False
+        if self.note and not self._seen:
+            say(f"note: {self.note}")
         self._seen.add(text)
         return True
 
