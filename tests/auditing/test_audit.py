@@ -19,7 +19,7 @@ from agentfw.plugins import load_plugins
 from agentfw.reports import AuditEvent
 from agentfw.runtime import Runtime
 from agentfw.testing import make_agent
-from agentfw_audit import Config, Plugin, writer
+from agentfw_audit import Config, Plugin, shares, writer
 from agentfw_audit.writer import LogFile, Writer
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -89,7 +89,7 @@ async def test_what_happened_is_written(tmp_path: Path) -> None:
         "time": 0, "event": "exit", "agent": "test", "agent_id": "test", "labels": {"team": "red"}, "how": "code", "code": 3,
         "signal": 0, "seconds": 1.5,
     }  # fmt: skip
-    assert plugin.statistics() == {"written": 6, "dropped": 0, "failures": 0, "rotations": 0}
+    assert plugin.statistics() == {"written": 6, "dropped": 0, "withheld": 0, "failures": 0, "rotations": 0}
 
 
 @async_test
@@ -101,6 +101,40 @@ async def test_only_what_is_wanted_and_queries_if_asked_for(tmp_path: Path) -> N
         runtime.agent_exited(make_agent(), ExitReport("code"))
     (line,) = lines(path)
     assert (line["event"], line["target"], line["rule"]) == ("denied", "/x?y=z", "r")
+
+
+@async_test
+async def test_a_flood_of_one_agent_pushes_nothing_out(tmp_path: Path) -> None:
+    """Nor is its own end, or what others did, missing; and it is told how much is."""
+    path = tmp_path / "a"
+    plugin = Plugin(Config(str(path), max_bytes=40_000, keep=1, agent_bytes_per_second=1, agent_burst=10_000))
+    evil, good = make_agent("evil"), make_agent("good")
+    async with running(plugin) as runtime:
+        runtime.audit(AuditEvent.about("denied", evil, rule="its deed"))
+        for number in range(5000):
+            runtime.note(evil, Destination.make("dns", f"n{number}.example", 53), Denied("no", "really"))
+        runtime.audit(AuditEvent.about("denied", good, rule="another's"))
+        runtime.audit(AuditEvent.about("agent_stopped", evil))
+        runtime.agent_exited(evil, ExitReport("code"))
+    found = lines(path)
+    assert not (tmp_path / "a.1").exists() and found[0]["rule"] == "its deed"
+    written = sum(line["event"] == "denied" and line["agent"] == "evil" for line in found)
+    missing = sum(line["lines"] for line in found if line["event"] == "dropped" and line["agent_id"] == "evil")
+    assert written + missing == 5001 and 20 < written < 200 and plugin.statistics()["withheld"] == missing
+    others = [line["event"] for line in found if line["event"] not in ("denied", "dropped")]
+    assert others == ["agent_stopped", "exit"] and any(line.get("rule") == "another's" for line in found)
+
+
+def test_shares_come_back_and_are_bounded() -> None:
+    told: list[dict[str, Any]] = []
+    kept = shares.Shares(told.append)
+    assert [kept.admit("a", "A", 60, 10, 100, now) for now in (0.0, 0.0, 0.1, 2.0, 2.0)] == [True, False, False, True, False]
+    assert [(line["agent"], line["lines"]) for line in told] == [("A", 1), ("A", 1)]
+    for number in range(shares.MAX_AGENTS + 10):
+        kept.admit(str(number), "B", 1, 10, 100, 3.0)
+    assert len(kept._shares) == shares.MAX_AGENTS and sum(line["lines"] for line in told) == kept.withheld == 3
+    kept.end()
+    assert not kept._shares
 
 
 def put(path: Path, count: int, size: int = 50, **more: Any) -> Writer:

@@ -26,9 +26,15 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     buffer_bytes: int = 16 << 20
     """Of lines that wait to be written; beyond that they are dropped."""
 
+    agent_bytes_per_second: int = 64 << 10
+    """Of lines about one agent that it can cause as often as it likes; more are counted only."""
+    agent_burst: int = 4 << 20
+    """Such bytes at once."""
+
     def __post_init__(self) -> None:
         if not self.file or "\0" in self.file:
             raise ConfigError("file", "must be a path")
-        for name, least, most in (("max_bytes", 4096, 1 << 40), ("keep", 0, 1000), ("buffer_bytes", 65536, 1 << 32)):
+        for name, least, most in (("max_bytes", 4096, 1 << 40), ("keep", 0, 1000), ("buffer_bytes", 65536, 1 << 32),
+                                  ("agent_bytes_per_second", 1, 1 << 40), ("agent_burst", 4096, 1 << 40)):  # fmt: skip
             if not least <= getattr(self, name) <= most:
                 raise ConfigError(name, f"must be from {least} to {most}")

@@ -15,9 +15,12 @@ from agentfw.reports import AuditEvent, ExchangeReport, FlowReport, shown
 from agentfw.runtime import Runtime
 
 from .config import Config
+from .shares import Shares
 from .writer import LogFile, Writer
 
 STOP_SECONDS = 5.0
+ONCE = frozenset({"agent_stopped", "budget_used_up", "budget_warning", "exit", "reload"})
+"""What an agent cannot make happen again and again: always written."""
 
 
 class Plugin:
@@ -34,6 +37,7 @@ class Plugin:
         self._writer: Writer | None = None
         self._wanted = frozenset(config.events)
         self._encoder = msgspec.json.Encoder()
+        self._shares = Shares(lambda facts: self._put({"time": time.time(), "event": "dropped", **facts}))
 
     def check_guest(self, file: Path | None, environment: Mapping[str, str], sees: Callable[[Path], bool]) -> None:
         """ConfigError if agents could read, or worse, write the log."""
@@ -82,6 +86,7 @@ class Plugin:
     @hookimpl(tryfirst=True)  # plugins stop in the opposite order: this one last
     async def stop(self) -> None:
         writer = self._writer
+        self._shares.end()
         if writer is not None:
             await asyncio.get_running_loop().run_in_executor(None, writer.stop, STOP_SECONDS)
 
@@ -96,7 +101,7 @@ class Plugin:
             if "target" in extra:
                 extra["target"] = self._target(extra["target"])
             more = {name: value for name, value in extra.items() if name not in facts and name != "event"}
-            self._put({"time": facts.pop("time"), "event": kind, **facts, **more})
+            self._put({"time": facts.pop("time"), "event": kind, **facts, **more}, limited=kind not in ONCE)
 
     @hookimpl
     def exchange_end(self, agent: Agent, exchange: ExchangeReport) -> None:
@@ -157,6 +162,7 @@ class Plugin:
 
     @hookimpl
     def exit(self, agent: Agent, report: ExitReport) -> None:
+        self._shares.forget(agent.id)
         if "exits" in self._wanted:
             facts = {"how": report.kind, "code": report.code, "signal": report.signal, "text": shown(report.text)}
             self._about("exit", agent, None, {**facts, "seconds": _seconds(report.seconds)})
@@ -167,21 +173,35 @@ class Plugin:
             line["labels"] = dict(agent.labels)
         if destination is not None:
             line["destination"] = str(destination)
-        self._put(line | {name: value for name, value in facts.items() if value is not None and value != ""})
+        line |= {name: value for name, value in facts.items() if value is not None and value != ""}
+        self._put(line, limited=event not in ONCE)
 
     def _target(self, target: str) -> str:
         return target if self._config.queries else target.partition("?")[0]
 
-    def _put(self, line: Mapping[str, object]) -> None:
-        if self._writer is not None:
-            self._writer.put(self._encoder.encode(line))
+    def _put(self, line: Mapping[str, object], *, limited: bool = False) -> None:
+        if self._writer is None:
+            return
+        text = self._encoder.encode(line)
+        agent = str(line.get("agent_id", "")) if limited else ""
+        if agent:
+            rate, burst = self._config.agent_bytes_per_second, self._config.agent_burst
+            if not self._shares.admit(agent, str(line.get("agent", "")), len(text), rate, burst, time.monotonic()):
+                return
+        self._writer.put(text)
 
     @hookimpl
     def statistics(self) -> dict[str, int | float]:
         writer = self._writer
         if writer is None:
             return {}
-        return {"written": writer.written, "dropped": writer.dropped, "failures": writer.failures, "rotations": writer.rotations}
+        return {
+            "written": writer.written,
+            "dropped": writer.dropped,
+            "withheld": self._shares.withheld,
+            "failures": writer.failures,
+            "rotations": writer.rotations,
+        }
 
 
 def _seconds(value: float | None) -> float | None:
