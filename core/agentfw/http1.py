@@ -23,6 +23,9 @@ HOP_BY_HOP = frozenset({"connection", "keep-alive", "proxy-authenticate", "proxy
 "trailer",
                         "transfer-encoding", "upgrade"})  # fmt: skip
 
+_ALIKE = frozenset(name.replace("-", "_") for name in HOP_BY_HOP | {"content-length", "content-encoding"} if "-" in name)
+"""Servers behind CGI and WSGI take `Transfer_Encoding` for `Transfer-Encoding`."""
+
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+\Z")
 _FIELD = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):([^\x00-\x08\x0a-\x1f\x7f]*)\Z")
 _VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]*\Z")
@@ -215,7 +218,10 @@ def parse_request(data: bytes) -> RequestHead:
     version = match[3].decode()
     if version not in ("1.0", "1.1"):
         raise ProtocolError(f"HTTP/{version} is not spoken here", 505)
-    return RequestHead(match[1].decode(), match[2].decode(), _parse_fields(lines), version)
+    headers = _parse_fields(lines)
+    if any("_" in lower and lower.replace("-", "_") in _ALIKE for lower, _, _ in headers._items):
+        raise ProtocolError("a header that servers may take for one that frames the message")
+    return RequestHead(match[1].decode(), match[2].decode(), headers, version)
 
 
 def parse_response(data: bytes) -> ResponseHead:

@@ -109,6 +109,12 @@ async def test_requests_of_one_flow_are_served_in_order_and_connections_reused()
         ("two hosts", b"GET / HTTP/1.1\r\nHost: api.example\r\nHost: api.example\r\n\r\n"),
         ("another host", b"GET / HTTP/1.1\r\nHost: other.example\r\n\r\n"),
         ("another port", b"GET / HTTP/1.1\r\nHost: api.example:1\r\n\r\n"),
+        ("forwarded host", b"GET / HTTP/1.1\r\nHost: api.example\r\nX-Forwarded-Host: api.example, other.example\r\n\r\n"),
+        ("forwarded host, underscores", b"GET / HTTP/1.1\r\nHost: api.example\r\nx_forwarded_host: other.example\r\n\r\n"),
+        ("forwarded", b"GET / HTTP/1.1\r\nHost: api.example\r\nForwarded: for=_a;proto=https; Host=\"other.example\"\r\n\r\n"),
+        ("original host, odd", b"GET / HTTP/1.1\r\nHost: api.example\r\nX-Original-Host: http://api.example\r\n\r\n"),
+        ("coding by underscore", b"POST / HTTP/1.1\r\nHost: api.example\r\nTransfer_Encoding: chunked\r\n\r\n"),
+        ("length by underscore", b"POST / HTTP/1.1\r\nHost: api.example\r\ncontent_length: 5\r\nContent-Length: 0\r\n\r\n"),
         ("user info", b"GET / HTTP/1.1\r\nHost: api.example@other.example\r\n\r\n"),
         ("absolute form, another host", b"GET https://other.example/ HTTP/1.1\r\nHost: api.example\r\n\r\n"),
         ("absolute form, user info", b"GET https://api.example@other.example/ HTTP/1.1\r\nHost: api.example\r\n\r\n"),
@@ -514,6 +520,15 @@ async def test_what_may_be_tried_again_says_when(mode: str, status: int, kind: s
             await flow.guest_send(b"GET / HTTP/1.1\r\nHost: api.example\r\n\r\n")
             got, fields, body = await read_response(flow)
     assert (got, json.loads(body)["error"]["type"], fields.get("retry-after")) == (status, kind, seconds)
+
+
+@async_test
+async def test_who_forwards_for_the_host_itself_may_say_so() -> None:
+    server = Recorder()
+    async with serving(server, HOST) as port, running(names(), Loopback(), TlsOnce()) as runtime:
+        more = f"X-Forwarded-Host: API.example\r\nX-Host: api.example:{port}\r\nForwarded: for=10.0.0.1\r\nX_Other: y\r\n"
+        got = await https(runtime, port, f"GET / HTTP/1.1\r\nHost: api.example\r\n{more}Connection: close\r\n\r\n".encode())
+        assert got.startswith(b"HTTP/1.1 200") and b"Forwarded: for=10.0.0.1" in server.requests[0]
 
 
 @async_test

@@ -36,6 +36,7 @@ from ..http1 import (
 )
 from ..reports import ExchangeReport, shown
 from ..upstream import Replayable, TlsRequest, Upstream
+from .named import also_named
 from .raw import relay_raw
 from .record import describe
 from .session import GuestGone, Session
@@ -155,7 +156,12 @@ class HttpRelay:
                 destination = Destination("http", host, self.session.flow.port)
             if destination is None or host != destination.host or (port or destination.port) != destination.port:
                 raise ProtocolError("the request names another host than this connection")
-        return destination or await self.session.permitted("http")
+        destination = destination or await self.session.permitted("http")
+        for text in also_named(head.headers):
+            host, port = parse_authority(text, 0)
+            if host != destination.host or (port or destination.port) != destination.port:
+                raise ProtocolError("the request names another host than this connection, in a header that some servers believe")
+        return destination
 
     def _whom_target(self, head: RequestHead, destination: Destination) -> None:
         """Make the target origin-form; refuse the other forms."""
