@@ -309,15 +309,17 @@ def test_rules_are_counted_and_bounded(make: MakeVfs, tree: Path) -> None:
         compile_rules([FileRule("/" + "/".join([f"{i:03}" + "x" * 200] * 30), "deny") for i in range(20)])
 
 
-def test_deep_paths_do_not_take_for_ever(make: MakeVfs) -> None:
-    """A thousand directories, walked slowly, and 500 rules that may begin at any depth."""
-    vfs = make()
-    vfs.chdir("/tmp")
-    for _ in range(1000):
+@pytest.mark.parametrize("names", [0, 6])
+def test_deep_paths_do_not_take_for_ever(make: MakeVfs, tmp_path: Path, names: int) -> None:
+    """A thousand directories, walked slowly, and 500 rules that may begin at any depth; also where mounts give all of it six names."""
+    vfs = make(mounts={f"/w{i}": (tmp_path, WRITABLE) for i in range(names)})
+    top, depth = ("/w0", 300) if names else ("/tmp", 1000)
+    vfs.chdir(top)
+    for _ in range(depth):
         vfs.mkdir("d")
         vfs.chdir("d")
     vfs.write("f", b"")
-    deep = "/tmp/../tmp" + "/d" * 1000
+    deep = f"{top}/..{top}" + "/d" * depth
     rule(vfs, deny=[f"**/{'e' * (i + 1)}/**" for i in range(200)], hide=[f"**/x{i}" for i in range(300)])
     for _ in range(3):
         assert vfs.error("stat", f"{deep}/f") is None

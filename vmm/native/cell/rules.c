@@ -18,13 +18,14 @@ struct rule {
 };
 struct memo {                        /* the states at a directory that was looked at lately */
     uint64_t *state;                 /* one a rule; 0: none yet */
+    uint64_t used;                   /* when: the least goes */
     size_t len;
     char path[PATH_MAX];             /* without its NUL; the root: nothing */
 };
-#define MEMOS 4
+#define MEMOS 16                     /* files have several names where mounts overlap: one a name, and one more */
 struct rules {
     struct memo *memo;               /* MEMOS of them; 0: none yet */
-    uint32_t memo_next;
+    uint64_t memo_clock;
     struct afw_rules head;
     uint8_t *table;
     struct part *part;               /* of the table */
@@ -170,11 +171,14 @@ static const uint64_t *states_at(struct rules *r, const char *dir, size_t len)
         if (m->state && m->len <= len && (!best || m->len > best->len) && !memcmp(m->path, dir, m->len) && (m->len == len || dir[m->len] == '/'))
             best = m;
     }
+    if (best)
+        best->used = ++r->memo_clock;
     if (best && best->len == len)
         return best->state;
-    do
-        m = &r->memo[r->memo_next++ % MEMOS];
-    while (m == best);
+    m = r->memo;
+    for (int k = 1; k < MEMOS; k++)
+        m = r->memo[k].used < m->used ? &r->memo[k] : m;
+    m->used = ++r->memo_clock;
     if (!m->state && !(m->state = malloc((r->n + 1ull) * sizeof *m->state)))
         return 0;
     for (uint32_t i = 0; i < r->n; i++) {
