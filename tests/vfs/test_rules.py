@@ -311,7 +311,7 @@ def test_rules_are_counted_and_bounded(make: MakeVfs, tree: Path) -> None:
 
 @pytest.mark.parametrize("names", [0, 6])
 def test_deep_paths_do_not_take_for_ever(make: MakeVfs, tmp_path: Path, names: int) -> None:
-    """A thousand directories, walked slowly, and 500 rules that may begin at any depth; also where mounts give all of it six names."""
+    """A thousand directories, walked slowly, and 500 rules that may begin at any depth; also where all has six names."""
     vfs = make(mounts={f"/w{i}": (tmp_path, WRITABLE) for i in range(names)})
     top, depth = ("/w0", 300) if names else ("/tmp", 1000)
     vfs.chdir(top)
@@ -540,6 +540,8 @@ def test_a_hole_is_written_too(make: MakeVfs, tmp_path: Path) -> None:
     assert vfs.raw("pwrite", handle, BUFFER, 1, 1 << 40) == vfs.raw("pwrite", handle, BUFFER, 10, 10_000) == -errno.EDQUOT
     assert vfs.raw("pwrite", handle, BUFFER, 1, (1 << 63) - 1) == -errno.EDQUOT
     assert vfs.fstat(handle).size == 0
+    assert vfs.raw("fallocate", handle, 0, 1 << 40, 1) == vfs.raw("fallocate", handle, 0x10, 1 << 40, 1) == -errno.EDQUOT
+    assert vfs.raw("truncate", handle, 1 << 40) == -errno.EDQUOT and vfs.fstat(handle).size == 0
     assert vfs.pwrite(handle, b"x" * 10, 5000) == 10
     assert vfs.pwrite(handle, b"y" * 100, 4000) == 100  # over what is there
     assert vfs.pwrite(handle, b"z" * 100, 9890) == 10  # 4880 to there, and 10 are left

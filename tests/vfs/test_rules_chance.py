@@ -1,7 +1,9 @@
 """Any operations in any order: what rules protect is neither read nor changed."""
 
+import errno
 import os
 import random
+import stat
 from pathlib import Path
 
 import pytest
@@ -128,3 +130,48 @@ def test_what_is_protected_is_never_seen(make: MakeVfs, tmp_path: Path, patterns
         assert len(keys) == 2, "changed or removed"
         assert (work / "fixed/a").read_text() == "text of fixed/a" and (work / "fixed/sub/b").read_text() == "text of fixed/sub/b"
         assert {path.name for path in (work / "fixed").rglob("*")} == {"a", "sub", "b"}
+
+
+def test_no_more_than_the_limits_is_ever_there(make: MakeVfs, tmp_path: Path) -> None:
+    """Whatever is written, cut, allocated, mapped and moved: the host's files are never longer than what may be written."""
+    limit, others = 100_000, ["unlink", "link", "rename", "symlink", "mkdir"]
+    for seed in range(8):
+        work, pick = tmp_path / str(seed), random.Random(seed)
+        work.mkdir()
+        vfs = make(mounts={"/w": (work, WRITABLE)})
+        assert vfs.rules(compile_rules(write_bytes=limit, creates=6)) == 0
+        handles: list[int] = []
+        refused = 0
+        for _ in range(120):
+            op = pick.choice(["open"] * 3 + ["pwrite"] * 4 + ["truncate", "fallocate", "map", *others])
+            name, other = (f"/w/{pick.choice('abcdefghij')}" for _ in range(2))
+            handle, length = pick.choice(handles or [0]), pick.choice([1, 10, 1000, 5000, 30_000])
+            offset = pick.choice([0, 0, 10, 4096, 20_000, 50_000, 99_999, 200_000, 1 << 40])
+            match op:
+                case "open":
+                    flags = os.O_RDWR | pick.choice([0, os.O_CREAT, os.O_CREAT | os.O_EXCL, os.O_TRUNC])
+                    result = vfs.raw("open", *vfs.path(name), flags, 0o644, CWD, 0)
+                    handles += [result] if result > 0 else []
+                case "pwrite":
+                    result = vfs.raw("pwrite", handle, BUFFER, length, pick.choice([offset, offset, -1]))
+                case "truncate":
+                    result = vfs.raw("truncate", handle, offset)
+                case "fallocate":
+                    result = vfs.raw("fallocate", handle, pick.choice([0, 1, 3, 0x10, 0x11]), offset, length)
+                case "map":
+                    result = vfs.raw("mapfile", handle, 0x700000, 8192, 3, 1, 0)
+                    if result == 0 and (room := min(8192, vfs.fstat(handle).size)):
+                        vfs.poke(0x700000, b"m" * room)
+                case "unlink":
+                    result = vfs.raw("unlink", *vfs.path(name), 0, 0, CWD)
+                case "mkdir":
+                    result = vfs.raw("mkdir", *vfs.path(name), 0o755, 0, CWD)
+                case "rename":
+                    result = vfs.raw("rename", *vfs.path(name), *vfs.path(other, PATH2), CWD << 32 | CWD, pick.randint(0, 2))
+                case _:
+                    result = vfs.raw(op, *vfs.path(name), *vfs.path(other, PATH2), CWD << 32 | CWD)
+            refused += result == -errno.EDQUOT
+            there = [path.lstat() for path in work.iterdir()]
+            assert len(there) <= 6
+            assert sum({s.st_ino: s.st_size for s in there if stat.S_ISREG(s.st_mode)}.values()) <= limit, op
+        assert refused

@@ -69,6 +69,16 @@ static int64_t host_write(const struct handle *h, const struct iovec *iov, uint6
     return n < 0 ? -errno : n;
 }
 
+/* What a file grows by when something is put at offset, apart from that. It can be filled through a mapping, unseen. */
+static int hole_before(const struct handle *h, uint64_t offset, uint64_t *gap)
+{
+    struct stat st;
+    if (fstat(h->fd, &st) < 0)
+        return -errno;
+    *gap = offset > (uint64_t)st.st_size ? offset - (uint64_t)st.st_size : 0;
+    return 0;
+}
+
 static int64_t op_pwrite(struct vfs *vfs, const uint64_t a[6])
 {
     struct handle *h;
@@ -93,11 +103,8 @@ static int64_t op_pwrite(struct vfs *vfs, const uint64_t a[6])
     if (!vfs->vm->rules)
         return host_write(h, &iov, offset);
     uint64_t gap = 0, granted;
-    struct stat st;
-    if (!append && fstat(h->fd, &st) < 0)
-        return -errno;
-    if (!append && offset > (uint64_t)st.st_size)
-        gap = offset - (uint64_t)st.st_size;     /* a hole: it can be filled through a mapping, unseen */
+    if (!append && (r = hole_before(h, offset, &gap)) < 0)
+        return r;
     granted = rules_take_bytes(vfs->vm->rules, gap + len);
     iov.iov_len = granted > gap ? granted - gap : 0;
     int64_t n = iov.iov_len ? host_write(h, &iov, offset) : -EDQUOT;
@@ -118,15 +125,10 @@ static int take_room(struct vfs *vfs, uint64_t bytes)
 /* Longer: what is added can be written through a mapping, unseen. */
 static int host_truncate(struct vfs *vfs, struct handle *h, uint64_t size)
 {
-    struct stat st;
     uint64_t more = 0;
-    int r = 0;
-    if (vfs->vm->rules) {
-        if (fstat(h->fd, &st) < 0)
-            return -errno;
-        more = size > (uint64_t)st.st_size ? size - (uint64_t)st.st_size : 0;
+    int r = vfs->vm->rules ? hole_before(h, size, &more) : 0;
+    if (!r)
         r = take_room(vfs, more);
-    }
     if (!r && ftruncate(h->fd, (off_t)size) < 0) {
         r = -errno;
         if (vfs->vm->rules)
@@ -234,7 +236,10 @@ static int64_t op_fallocate(struct vfs *vfs, const uint64_t a[6])
         return tmpfs_fallocate(vfs->tmpfs, h->tmp, (int)a[1], a[2], a[3]);
     if (h->kind != BACK_HOST)
         return -EBADF;
-    uint64_t more = a[1] & FALLOC_FL_PUNCH_HOLE ? 0 : a[3];
+    uint64_t more = a[1] & FALLOC_FL_PUNCH_HOLE ? 0 : a[3], gap = 0;
+    if (vfs->vm->rules && !(a[1] & FALLOC_FL_KEEP_SIZE) && (r = hole_before(h, a[2], &gap)) < 0)
+        return r;
+    more += gap;
     r = take_room(vfs, more);
     if (!r && fallocate(h->fd, (int)a[1], (off_t)a[2], (off_t)a[3]) < 0) {
         r = -errno;
