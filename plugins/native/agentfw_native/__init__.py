@@ -32,6 +32,9 @@ _FAMILIES = {dnslib.QTYPE.A: socket.AF_INET, dnslib.QTYPE.AAAA: socket.AF_INET6}
 _NO_SUCH_NAME = {socket.EAI_NONAME}
 _NO_ADDRESS = {getattr(socket, "EAI_NODATA", -5), getattr(socket, "EAI_ADDRFAMILY", -9)}
 SWEEP = 5.0
+AGENT_LOOKUPS, AGENT_WAITING = 2, 256
+"""getaddrinfo() calls of one agent at a time (the event loop has four threads for them, and each may take as long as the host's
+resolver is patient), and how many of its questions may wait for that."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=65_536)]
 
@@ -53,6 +56,16 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     idle_timeout: Annotated[float, msgspec.Meta(gt=0)] = 30.0
 
 
+class _Lookups:
+    """One agent's."""
+
+    __slots__ = ("pending", "slots")
+
+    def __init__(self) -> None:
+        self.pending = 0
+        self.slots = asyncio.Semaphore(AGENT_LOOKUPS)
+
+
 class Plugin:
     """See the module."""
 
@@ -67,6 +80,8 @@ class Plugin:
         )
         self._open: dict[str, Counter[str]] = {"streams": Counter(), "datagrams": Counter()}
         """By agent's id."""
+        self._lookups: dict[str, _Lookups] = {}
+        """By agent's id, of those that have some under way."""
         self._idle = IdleConnections(self._counters)
         self._timer: asyncio.TimerHandle | None = None
         self._configure(config)
@@ -105,7 +120,7 @@ class Plugin:
         self._idle.drop(agent.id)
 
     @hookimpl(trylast=True)
-    async def resolve(self, name: str, qtype: int, query: bytes) -> bytes | None:
+    async def resolve(self, agent: Agent, name: str, qtype: int, query: bytes) -> bytes | None:
         if not self._config.resolve:
             return None
         family = _FAMILIES.get(qtype)
@@ -113,10 +128,37 @@ class Plugin:
             raise ResolveError(name, "getaddrinfo() knows only A and AAAA", dnslib.RCODE.NOTIMP)
         self._counters["names_resolved"] += 1
         reply = dnslib.DNSRecord.parse(query).reply(ra=1, aa=0)
-        for address in await self._addresses(name, family):
+        for address in await self._in_turn(agent, name, family):
             data = dnslib.A(address) if family == socket.AF_INET else dnslib.AAAA(address)
             reply.add_answer(dnslib.RR(reply.q.qname, qtype, ttl=self._config.ttl, rdata=data))
         return bytes(reply.pack())
+
+    async def _in_turn(self, agent: Agent, name: str, family: int) -> list[str]:
+        lookups = self._lookups.setdefault(agent.id, _Lookups())
+        if lookups.pending >= AGENT_WAITING:
+            self._counters["overflow"] += 1
+            raise ResolveError(name, "too many questions of this agent are waiting", dnslib.RCODE.SERVFAIL)
+        lookups.pending += 1
+        try:
+            await lookups.slots.acquire()
+        except BaseException:
+            self._looked_up(agent.id, lookups)
+            raise
+
+        def done(task: asyncio.Task[list[str]]) -> None:
+            lookups.slots.release()
+            self._looked_up(agent.id, lookups)
+            if not task.cancelled():
+                task.exception()  # nobody may wait for it any more
+
+        task = asyncio.get_running_loop().create_task(self._addresses(name, family))
+        task.add_done_callback(done)
+        return await asyncio.shield(task)  # whoever gives up frees no thread
+
+    def _looked_up(self, agent: str, lookups: _Lookups) -> None:
+        lookups.pending -= 1
+        if not lookups.pending:
+            self._lookups.pop(agent, None)
 
     async def _addresses(self, name: str, family: int) -> list[str]:
         try:
