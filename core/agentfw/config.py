@@ -31,6 +31,12 @@ _HEADER = re.compile(r"\s*(\[\[?)\s*([^\]]+?)\s*\]\]?\s*(?:#.*)?\Z")
 _KEY = re.compile(r"\s*((?:\"[^\"]*\"|'[^']*'|[A-Za-z0-9_-]+)(?:\s*\.\s*(?:\"[^\"]*\"|'[^']*'|[A-Za-z0-9_-]+))*)\s*=")
 
 
+def path_beside(directory: Path, path: str) -> str:
+    """A path as it is written in an agentfw.toml that lies in `directory`: a relative one begins there. (`..` is left to the
+    system: behind a symlink it is no matter of text.)"""
+    return path if directory == Path() or path.startswith("~") else str(directory / path)
+
+
 class RunConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """Table [run]: defaults of the options of `agentfw run` (which go before). None: the command's own default."""
 
@@ -45,6 +51,18 @@ class RunConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     preload: tuple[str, ...] = ()
     """Modules imported before the snapshot."""
 
+    def beside(self, directory: Path) -> RunConfig:
+        """Plugins' files, and what is mounted, are where this file is, wherever it is used from."""
+        plugins = self.plugins and tuple(path_beside(directory, name) if is_path(name) else name for name in self.plugins)
+        mounts = [text.partition(":") for text in self.mount]
+        mount = tuple(path_beside(directory, host) + colon + guest if host else colon + guest for host, colon, guest in mounts)
+        return msgspec.structs.replace(self, plugins=plugins, mount=mount)
+
+
+def is_path(name: str) -> bool:
+    """Of what `plugins` has: a file, not an installed plugin."""
+    return name.endswith(".py") or "/" in name
+
 
 class Config:
     """A parsed file; `run` is checked at once, plugins' tables when the plugins are loaded."""
@@ -56,10 +74,13 @@ class Config:
         self.run: RunConfig = self.plugin("run", RunConfig)
 
     def plugin(self, name: str, kind: type[Table]) -> Table:
-        """The table `[name]` as `kind`; ConfigError for unknown keys, wrong types, missing ones."""
+        """The table `[name]` as `kind`; ConfigError for unknown keys, wrong types, missing ones. A `kind` that has paths in its
+        texts may have a method `beside(directory)`, which returns it with the relative ones taken from there."""
         table = self.tables.get(name, {})
         try:
-            return msgspec.convert(table, kind)
+            found = msgspec.convert(table, kind)
+            beside = getattr(found, "beside", None)
+            return found if beside is None or self.file is None else beside(self.file.parent)
         except msgspec.ValidationError as error:
             raise self._explain(name, kind, table, error) from None
         except ConfigError as error:  # from a __post_init__

@@ -13,6 +13,7 @@ from agentfw.config import Config, load_config
 from agentfw.errors import HookError, PluginError, UnknownPlugin
 from agentfw.plugins import PluginManager, available, load_plugins
 from agentfw.testing import make_agent
+from agentfw_credentials import Config as CredentialsConfig
 
 from .support import async_test
 
@@ -92,15 +93,54 @@ def test_mistakes_name_key_file_and_line(tmp_path: Path, text: str, key: str, li
          "credentials.rule.0.host", 2, "a URL; wanted is just the host", ""),
     ],
 )  # fmt: skip
-def test_mistakes_are_told_in_the_words_of_toml(
-    tmp_path: Path, text: str, key: str, line: int, message: str, hint: str
-) -> None:
+def test_mistakes_are_told_in_the_words_of_toml(tmp_path: Path, text: str, key: str, line: int, message: str, hint: str) -> None:
     file = write(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
         load_plugins(["policy", "credentials", "native"], load_config(file))
     error = caught.value
     assert (error.key, error.line, error.hint) == (key, line, hint) and message in error.message, (str(error), error.hint)
     assert "`str`" not in str(error) and "object" not in str(error) and "null" not in str(error)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_relative_paths_begin_where_the_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool) -> None:
+    place = tmp_path / "project"
+    (place / "inner").mkdir(parents=True)
+    (place / "mine.py").write_text("from agentfw import hookimpl\nclass Plugin:\n    pass\n")
+    (place / "key").write_text("file-secret-0123456789")
+    (place / "print").write_text("#!/bin/sh\n")
+    write(
+        place,
+        """
+[run]
+plugins = ["./mine.py", "mine.py", "dns", "/abs/x.py"]
+mount = ["./data:/data:rw", "data", "/abs:/abs"]
+[[credentials.rule]]
+host = "a.example"
+header = "x-key"
+value = "Bearer ${file:key}"
+[[credentials.rule]]
+host = "b.example"
+basic = { user = "robot", password = "${file:../project/key}" }
+[[credentials.rule]]
+host = "c.example"
+query = "key"
+value = "${command:here}${command:path}"
+[credentials.command.here]
+argv = ["./print", "./argument"]
+[credentials.command.path]
+argv = ["vault"]
+""",
+    )
+    monkeypatch.chdir(tmp_path if named else place / "inner")
+    config = load_config(Path("project/agentfw.toml") if named else None)
+    here = "project" if named else str(place)
+    assert config.run.plugins == (f"{here}/mine.py", f"{here}/mine.py", "dns", "/abs/x.py")
+    assert config.run.mount == (f"{here}/data:/data:rw", f"{here}/data", "/abs:/abs")
+    loaded = load_plugins([config.run.plugins[0], "credentials"], config)
+    assert loaded.names == ["mine", "credentials"]
+    table = config.plugin("credentials", CredentialsConfig)
+    assert table.command["here"].argv == (f"{here}/print", "./argument") and table.command["path"].argv == ("vault",)
 
 
 def test_the_file_is_found_upward(tmp_path: Path) -> None:

@@ -15,9 +15,10 @@ import msgspec
 from msgspec import inspect as shapes
 
 from .. import hookspecs
+from ..config import is_path
 from ..config_words import type_name
 from ..errors import PluginError
-from .discovery import DEFAULT, available, is_path
+from .discovery import DEFAULT, available
 from .limits import hook_names
 from .loading import check_hooks, plugin_class
 

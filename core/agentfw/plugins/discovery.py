@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import importlib_metadata
 
+from ..config import is_path
 from ..errors import PluginError, UnknownPlugin
 
 if TYPE_CHECKING:
@@ -90,7 +91,3 @@ def entry_point(name: str) -> tuple[importlib_metadata.EntryPoint, bool]:
 def plugin_name(name: str) -> str:
     """The name a plugin given on the command line goes by: a file's is its stem."""
     return Path(name).stem if is_path(name) else name
-
-
-def is_path(name: str) -> bool:
-    return name.endswith(".py") or "/" in name

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from .. import hookspecs
+from ..config import is_path
 from ..errors import AgentfwError, ConfigError, PluginError
-from .discovery import available, chosen_plugins, entry_point, is_path, plugin_name
+from .discovery import available, chosen_plugins, entry_point, plugin_name
 from .manager import PluginManager
 
 if TYPE_CHECKING:

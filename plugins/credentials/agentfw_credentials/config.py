@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
+from agentfw import ConfigError
+from agentfw.config import path_beside
+from msgspec.structs import replace
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 PLACEHOLDER = "sk-agentfw-placeholder"
@@ -82,3 +87,30 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     scan_body: Annotated[int, msgspec.Meta(ge=0, le=1 << 30)] = 65536
     key_headers: tuple[str, ...] = KEY_HEADERS
     key_parameters: tuple[str, ...] = KEY_PARAMETERS
+
+    def beside(self, directory: Path) -> Config:
+        """Files and programs are where agentfw.toml is, wherever it is used from."""
+
+        def text(value: str) -> str:
+            return re.sub(r"\$\{file:([^}]+)\}", lambda match: f"${{file:{path(match[1])}}}", value)
+
+        def path(given: str) -> str:
+            found = path_beside(directory, given)
+            if "}" in found and "}" not in given:
+                raise ConfigError("", "a directory with `}` in its name cannot be that of a `${file:...}`")
+            return found
+
+        def rule(each: RuleConfig) -> RuleConfig:
+            basic = each.basic and BasicConfig(text(each.basic.user), text(each.basic.password))
+            return replace(each, value=text(each.value), basic=basic)
+
+        def command(each: CommandConfig) -> CommandConfig:
+            program = each.argv[0]
+            return replace(each, argv=(path_beside(directory, program), *each.argv[1:])) if "/" in program else each
+
+        return replace(
+            self,
+            rule=tuple(map(rule, self.rule)),
+            command={name: command(each) for name, each in self.command.items()},
+            oauth={name: replace(each, client_secret=text(each.client_secret)) for name, each in self.oauth.items()},
+        )
