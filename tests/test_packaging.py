@@ -1,11 +1,14 @@
 """The build frame: what is listed, what is built, what a wheel holds."""
 
+import ast
 import os
+import re
 import subprocess
 import sys
 import tomllib
 import venv
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,6 +45,67 @@ def test_native_files_stay_readable() -> None:
     """One concern a file, at most 600 lines."""
     for file in [*ROOT.glob("vmm/native/**/*.[ch]"), *ROOT.glob("shim/*.[chS]")]:
         assert len(file.read_text().splitlines()) <= 600, file
+
+
+def packages() -> dict[str, Path]:
+    paths = [ROOT / path for path in project()["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]]
+    return {path.name: path for path in paths}
+
+
+def sources(package: Path) -> list[Path]:
+    """Without what is a project of its own, or another's: the template of new plugins."""
+    return [file for file in sorted(package.rglob("*.py")) if "template" not in file.parts]
+
+
+def imports(file: Path) -> Iterator[str]:
+    """The modules that are imported absolutely, anywhere in it: in functions, under TYPE_CHECKING, by import_module("...")."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            yield node.module
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            yield from (argument.value for argument in node.args if isinstance(argument, ast.Constant))
+
+
+@pytest.mark.parametrize("name", packages())
+def test_imports_go_one_way(name: str) -> None:
+    """Plugins know the core, the core knows the VMs' library, and nobody knows a plugin."""
+    known = {"agentfw_vmm": set(), "agentfw": {"agentfw_vmm"}}.get(name, {"agentfw"})
+    files = sources(packages()[name])
+    assert files
+    for file in files:
+        tops = {module.partition(".")[0] for module in imports(file)}
+        strangers = {top for top in tops if top.startswith("agentfw") and top != name} - known
+        assert not strangers, f"{file.relative_to(ROOT)} imports {strangers}"
+
+
+def test_plugins_use_what_the_core_gives_away() -> None:
+    """A plugin of somebody else's has the same: no module or name of the core's that begins with an underscore, no relay."""
+    for name, package in packages().items():
+        if name in ("agentfw", "agentfw_vmm"):
+            continue
+        for file in sources(package):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] == "agentfw":
+                    names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+                    assert "relay" not in names and not [each for each in names if each.startswith("_")], (file, names)
+
+
+def test_dependencies_are_those_that_are_imported() -> None:
+    """Each is used, and nothing is used that only comes along with another."""
+    called = {"pyopenssl": "OpenSSL"}
+    stated = {re.split(r"[^\w.-]", each)[0] for each in project()["project"]["dependencies"]}
+    modules = {called.get(each, each.replace("-", "_")) for each in stated}
+    used = {
+        module.partition(".")[0]
+        for package in packages().values()
+        for file in sources(package)
+        if "guest" not in file.parts  # they run on the guest's own standard library
+        for module in imports(file)
+    }
+    foreign = {name for name in used if name not in sys.stdlib_module_names and not name.startswith("agentfw")}
+    assert foreign - {"pytest", "_cffi_backend"} == modules - {"cffi"}  # that one is what the compiled library loads
 
 
 @pytest.fixture(scope="module")
