@@ -224,7 +224,7 @@ class Runtime:
         return self.plugins.tables()
 
     def statistics(self) -> dict[str, int | float]:
-        """Counters of the core ("core.flows_opened", ...), of each plugin ("dns.hits", ...), and of calls of their hooks
+        """Counters of the core ("core.flows_tcp", ...), of each plugin ("dns.hits", ...), and of calls of their hooks
         (`PluginManager.hook_statistics()`)."""
         core = {f"core.{name}": value for name, value in sorted(self.counters.items())}
         return {**core, **self.plugins.statistics(), **self.plugins.hook_statistics()}

@@ -24,6 +24,8 @@ from agentfw.plugins import load_plugins
 from agentfw.plugins.limits import PluginsConfig
 from agentfw.testing import make_agent
 
+from .support import async_test, running
+
 DOCS = Path(__file__).parents[2] / "docs"
 PLUGINS = (DOCS / "plugins.md").read_text()
 CONFIGURATION = (DOCS / "configuration.md").read_text()
@@ -131,7 +133,39 @@ def test_the_configuration_example_loads(tmp_path: Path, monkeypatch: pytest.Mon
     assert config.run.plugins is not None and load_plugins(config.run.plugins, config).names == list(config.run.plugins)
 
 
-def test_the_counters_of_dns_are_documented() -> None:
-    table = (DOCS / "dns.md").read_text().split("\n## Counters\n")[1]
-    documented = {name for row in re.findall(r"^\| (`[^|]*`) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
-    assert documented == set(agentfw_dns_cache.Plugin(agentfw_dns_cache.DnsConfig()).statistics())
+def rows(text: str, column: int) -> set[str]:
+    """The names in backquotes in this column of the tables of `text`."""
+    cells = [line.split("|")[column] for line in text.splitlines() if line.startswith("| ")]
+    return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+
+
+def counters(section: str) -> set[str]:
+    return rows(re.split(r"\n## ", (DOCS / "counters.md").read_text().split(f"\n## {section}\n")[1])[0], 1)
+
+
+def test_the_counters_of_the_core_are_documented() -> None:
+    counted = re.compile(r"""counters\["(\w+)"\] \+=|count\("(\w+)"\)""")
+    files = [file for file in (DOCS.parent / "core/agentfw").rglob("*.py") if "mock_llm" not in file.parts]
+    used = {match[1] or match[2] for file in files for match in counted.finditer(file.read_text())}
+    assert counters("core") == used | {"flows_tcp", "flows_udp"}  # counted by kind
+
+
+@async_test
+async def test_the_counters_of_plugins_are_documented(tmp_path: Path) -> None:
+    async with running(
+        agentfw_dns_cache.Plugin(agentfw_dns_cache.DnsConfig()),
+        agentfw_tls_pool.Plugin(agentfw_tls_pool.TlsConfig()),
+        agentfw_policy.Plugin(agentfw_policy.Config()),
+        agentfw_credentials.Plugin(agentfw_credentials.Config()),
+        agentfw_native.Plugin(agentfw_native.Config()),
+        agentfw_inspect.Plugin(agentfw_inspect.Config()),
+        agentfw_audit.Plugin(agentfw_audit.Config(file=str(tmp_path / "audit.log"))),
+    ) as runtime:
+        told: dict[str, set[str]] = {}
+        for key in runtime.plugins.statistics():
+            plugin, _, name = key.partition(".")
+            told.setdefault(plugin, set()).add(name)
+    documented = {plugin: counters(plugin) for plugin in ("policy", "credentials", "native", "inspect", "audit")}
+    documented["dns"] = rows((DOCS / "dns.md").read_text().split("\n## Counters\n")[1], 1)
+    documented["tls"] = rows(CONFIGURATION.split("\n## [tls]\n")[1].split("\nCounters (")[1], 2)
+    assert documented == told
