@@ -54,6 +54,12 @@ class Handler:
 
         await asyncio.wait_for(wait(), seconds)
 
+    async def exit(self, seconds: float) -> VmExit:
+        """The first."""
+        await self.until(lambda: self.exits or self.failures, seconds)
+        assert not self.failures, self.failures
+        return self.exits[0][1]
+
 
 class Memory:
     """Shared memory by fields of the border's structs, as the cell or the guest sees it."""

@@ -8,6 +8,8 @@ import pytest
 from agentfw_vmm import Cell, CellConfig, Mount, VmExit
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
+from tests.cell_peer import Handler
+
 HERE = Path(__file__).parent
 BLOB = HERE.parents[1] / "build/native/shim.bin"
 PROGRAMS = ["threads", "memory", "signals", "clocks", "futex", "random", "filemap", "vectors", "crowd", "registers"]
@@ -37,25 +39,6 @@ def on_harness(built: Path, program: str, *args: str, options: tuple[str, ...] =
     return run
 
 
-class Handler:
-    def __init__(self) -> None:
-        self.exit: asyncio.Future[VmExit] = asyncio.get_running_loop().create_future()
-
-    def vm_ready(self, vm: int, snapshot_bytes: int, error: int) -> None:
-        pass
-
-    def flow_opened(self, flow: object) -> None:
-        pass
-
-    def vm_exited(self, vm: int, report: VmExit) -> None:
-        if not self.exit.done():
-            self.exit.set_result(report)
-
-    def cell_failed(self, text: str) -> None:
-        if not self.exit.done():
-            self.exit.set_exception(AssertionError(text))
-
-
 def in_vm(built: Path, program: str, *args: str, memory: int = 1 << 30, slice_ns: int = 0) -> VmExit:
     """Boots the program."""
 
@@ -66,7 +49,7 @@ def in_vm(built: Path, program: str, *args: str, memory: int = 1 << 30, slice_ns
         cell = await Cell.start(config, handler)
         try:
             cell.boot(0)
-            return await asyncio.wait_for(handler.exit, 60)
+            return await handler.exit(60)
         finally:
             await cell.close()
 

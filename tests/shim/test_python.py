@@ -11,28 +11,11 @@ from pathlib import Path
 import pytest
 from agentfw_vmm import Cell, CellConfig, Mount, VmExit
 
+from tests.cell_peer import Handler
+
 GUEST = Path(__file__).parent / "guest"
 PYTHON = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
 pytestmark = pytest.mark.kvm
-
-
-class Handler:
-    def __init__(self) -> None:
-        self.exit: asyncio.Future[VmExit] = asyncio.get_running_loop().create_future()
-
-    def vm_ready(self, vm: int, snapshot_bytes: int, error: int) -> None:
-        pass
-
-    def flow_opened(self, flow: object) -> None:
-        pass
-
-    def vm_exited(self, vm: int, report: VmExit) -> None:
-        if not self.exit.done():
-            self.exit.set_result(report)
-
-    def cell_failed(self, text: str) -> None:
-        if not self.exit.done():
-            self.exit.set_exception(AssertionError(text))
 
 
 def python(*args: str, memory: int = 512 << 20, kill: int = 0, at: bytes = b"start\n") -> tuple[VmExit, str, str]:
@@ -65,7 +48,7 @@ def python(*args: str, memory: int = 512 << 20, kill: int = 0, at: bytes = b"sta
         try:
             cell.boot(0)
             pumps = [asyncio.create_task(pump(i)) for i in range(2)]
-            report = await asyncio.wait_for(handler.exit, 30)
+            report = await handler.exit(30)
             await asyncio.wait(pumps, timeout=5)
             return report, texts[0].decode(), texts[1].decode()
         finally:
