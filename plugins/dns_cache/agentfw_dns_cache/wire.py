@@ -14,6 +14,10 @@ from agentfw.dns_wire import (
     AAAA,
     BADVERS,
     CNAME,
+    EDE_CACHED_ERROR,
+    EDE_NETWORK,
+    EDE_OTHER,
+    EDE_STALE,
     FORMERR,
     HTTPS,
     IN,
@@ -37,14 +41,13 @@ from agentfw.dns_wire import (
 from agentfw.dns_wire import parse_query as _parse_query
 
 __all__ = [
-    "AAAA", "BADVERS", "CNAME", "FORMERR", "HTTPS", "IN", "META_TYPES", "NOERROR", "NOTIMP", "NXDOMAIN", "OPT", "PTR",
-"REFUSED", "SERVFAIL", "SOA", "SVCB", "A", "Malformed", "Query", "Refused", "Reply", "error_reply", "made_reply",
-    "parse_query", "parse_reply", "render", "upstream_query",
+    "AAAA", "BADVERS", "CNAME", "EDE_CACHED_ERROR", "EDE_NETWORK", "EDE_OTHER", "EDE_STALE", "FORMERR", "HTTPS", "IN",
+    "META_TYPES", "NOERROR", "NOTIMP", "NXDOMAIN", "OPT", "PTR", "REFUSED", "SERVFAIL", "SOA", "SVCB", "A", "Malformed",
+    "Query", "Refused", "Reply", "error_reply", "made_reply", "parse_query", "parse_reply", "render", "upstream_query",
 ]  # fmt: skip
 
 EDNS_SIZE = 1232
 """Bytes of a UDP reply that we take: what passes unfragmented (DNS flag day 2020). More comes over TCP."""
-EDE_OTHER, EDE_STALE, EDE_CACHED_ERROR, EDE_PROHIBITED, EDE_NO_AUTHORITY, EDE_NETWORK = 0, 3, 13, 18, 22, 23
 
 _TTL = struct.Struct("!I")
 

@@ -34,10 +34,6 @@ _MODEL = re.compile(rb'\s*\{\s*(?:"[a-z_]{1,32}"\s*:\s*[\w.+-]{1,32}\s*,\s*){0,1
 """At the beginning of a request, behind nothing but numbers and truth values."""
 
 
-class _Options(msgspec.Struct):
-    include_usage: bool | None = None
-
-
 class _Generation(msgspec.Struct, rename="camel"):
     max_output_tokens: int | None = None
 
