@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import subprocess
@@ -10,6 +11,15 @@ from pathlib import Path
 from typing import Any
 
 AGENTFW = [str(Path(sys.executable).with_name("agentfw")), "run", "-q"]
+
+
+def parser(doc: str | None, *flags: str) -> argparse.ArgumentParser:
+    """`--help` is the benchmark's docstring. `flags`: options without a value, `"--json: one object instead of the table"`."""
+    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for flag in flags:
+        name, _, text = flag.partition(": ")
+        made.add_argument(name, action="store_true", help=text)
+    return made
 
 
 def native(script: Path, *args: str) -> Any:

@@ -1,4 +1,4 @@
-"""CPU-bound Python in a VM against the same interpreter on the host, in one run: `python bench/cpu.py [ROUNDS]`.
+"""CPU-bound Python in a VM against the same interpreter on the host, in one run: `python bench/cpu.py [--rounds 5]`.
 
 Prints, for each loop, the median time of both and their ratio, then the geometric mean of the ratios (must: at most 1.05).
 """
@@ -6,7 +6,6 @@ Prints, for each loop, the median time of both and their ratio, then the geometr
 from __future__ import annotations
 
 import statistics
-import sys
 from pathlib import Path
 
 import common
@@ -15,7 +14,9 @@ WORK = Path(__file__).parent / "guest" / "cpu_loops.py"
 
 
 def main() -> None:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    parser = common.parser(__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    rounds = parser.parse_args().rounds
     common.in_vm(WORK, "1")  # makes the snapshot, warms the page cache
     host: list[dict[str, float]] = []
     guest: list[dict[str, float]] = []

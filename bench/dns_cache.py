@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import statistics
-import sys
 import time
 from collections.abc import Awaitable, Callable
 
+import common
 import dnslib
 from agentfw import hookimpl
 from agentfw.mock_dns import MockDNS
@@ -154,10 +154,11 @@ async def cold(found: dict[str, float]) -> None:
 
 
 async def main() -> None:
+    options = common.parser(__doc__, "--json: one object instead of the table").parse_args()
     found: dict[str, float] = {}
     await hits(found)
     await cold(found)
-    if "--json" in sys.argv:
+    if options.json:
         print(json.dumps(found))
         return
     look_up, repack, question = found["lookup_ns"], found["repack_ns"], found["question_ns"]

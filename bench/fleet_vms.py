@@ -11,7 +11,6 @@ that the kernel's share (KVM, page tables) is in it.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
 import sys
@@ -122,7 +121,7 @@ def _print(what: str, values: list[float], note: str = "") -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = common.parser(__doc__)
     parser.add_argument("what", choices=["restore", "density"])
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--agents", type=int, default=200)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import common
 import uvloop
 from agentfw import Destination, hookimpl
 from agentfw.http1 import Headers, RequestHead
@@ -95,4 +96,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    common.parser(__doc__).parse_args()
     uvloop.run(main())

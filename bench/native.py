@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common import in_vm, median_rows, native
+from common import in_vm, median_rows, native, parser
 from websockets.asyncio.server import ServerConnection, serve
 
 SCRIPT = Path(__file__).parent / "guest" / "sockets.py"
@@ -68,7 +68,8 @@ async def servers() -> None:
 
 
 def main() -> None:
-    if "--serve" in sys.argv:
+    options = parser(__doc__, "--json: one object instead of the table", "--serve: be the servers").parse_args()
+    if options.serve:
         asyncio.run(servers())
         return
     command = [sys.executable, __file__, "--serve"]
@@ -80,14 +81,14 @@ def main() -> None:
         arguments = [*process.stdout.readline().split(), str(MEGABYTES), str(MESSAGES)]
         config = Path(folder) / "agentfw.toml"
         config.write_text(CONFIG)
-        options = ("--config", str(config))
+        where = ("--config", str(config))
         direct, inside = [], []
         for _ in range(RUNS):
             direct.append(native(SCRIPT, "127.0.0.1", *arguments))
-            inside.append(in_vm(SCRIPT, "server.test", *arguments, options=options))
+            inside.append(in_vm(SCRIPT, "server.test", *arguments, options=where))
         process.communicate("")
     straight, path = median_rows(direct), median_rows(inside)
-    if "--json" in sys.argv:
+    if options.json:
         print(json.dumps({"host": straight, "vm": path}))
         return
     print(f"{'':14} {'host':>12} {'VM':>12}  ratio")

@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable
 
+import common
 import msgspec
 from agentfw import Destination, Headers, RequestHead
 from agentfw.metering import Meter, MeteredFlow, Traffic
@@ -126,4 +127,5 @@ async def _main() -> None:
 
 
 if __name__ == "__main__":
+    common.parser(__doc__).parse_args()
     asyncio.run(_main())

@@ -12,10 +12,10 @@ import random
 import re
 import statistics
 import string
-import sys
 import time
 from collections.abc import Callable
 
+import common
 from agentfw import Destination, Headers, RequestHead, ResponseHead, TlsInfo
 from agentfw.testing import make_agent
 from agentfw_credentials import Config, Plugin, RuleConfig
@@ -59,6 +59,7 @@ def texts(draw: random.Random) -> dict[str, bytes]:
 
 
 def main() -> None:
+    options = common.parser(__doc__, "--json: one object instead of the table").parse_args()
     draw = random.Random(1)
     letters = string.ascii_letters + string.digits + "_-"
     values = ["".join(draw.choices(letters, k=56)) for _ in range(VALUES)]
@@ -99,7 +100,7 @@ def main() -> None:
 
     found["the request hook, µs"] = per_call(request, 500) / 1000
     found["the response hook, µs"] = per_call(response, 500) / 1000
-    if "--json" in sys.argv:
+    if options.json:
         print(json.dumps(found))
         return
     for name, number in found.items():

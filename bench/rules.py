@@ -19,6 +19,7 @@ RULES = {
 
 
 def main() -> None:
+    common.parser(__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         files = Path(folder, "files")
         (files / ("d/" * 8)).mkdir(parents=True)

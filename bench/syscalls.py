@@ -12,6 +12,7 @@ GUEST = Path(__file__).parent / "guest"
 
 
 def main() -> None:
+    common.parser(__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder, "loop.so")
         subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, GUEST / "syscalls.c"], check=True)

@@ -222,7 +222,7 @@ async def streams(port: int, ca: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agents", type=int, default=500)
     parser.add_argument("--few", type=int, default=50)
     parser.add_argument("--rate", type=float, default=400.0, help="calls a second")
