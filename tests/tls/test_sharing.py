@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import agentfw_tls_pool.groups
 import agentfw_tls_pool.pool
 import pytest
 from agentfw.agents import Agent, ExitReport
@@ -252,7 +253,7 @@ def test_a_peer_that_gives_connections_up_at_once_is_not_hammered(tmp_path: Path
 
 
 def test_kept_connections_come_back_after_an_outage_ever_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agentfw_tls_pool.pool, "BACKOFF", (0.02, 0.1))
+    monkeypatch.setattr(agentfw_tls_pool.groups, "BACKOFF", (0.02, 0.1))
 
     async def main() -> None:
         down = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,6 +19,10 @@ from .trust import Versions
 SESSIONS = 4
 """TLS sessions kept for resumption a group; each is used once (RFC 8446, appendix C.4)."""
 SESSION_AGE = 3600.0
+BACKOFF = (0.5, 60.0)
+"""Seconds to the second attempt to open ahead of need, doubled with each further failure, and at most."""
+RETRY_AFTER = (1.0, 30.0)
+"""Seconds that those who are turned away are told to wait, at least and at most."""
 BORROWERS = 64
 """Agents remembered of a shared group, to ask whether policy still lets any of them have its connections."""
 ADDRESSES = 256
@@ -121,6 +126,38 @@ class Group:
             borrowers[agent.id] = agent
             if len(borrowers) > BORROWERS:
                 borrowers.popitem(last=False)
+
+    def keep_session(self, connection: Connection, now: float) -> None:
+        """For a later handshake, if there is a new one and there are few."""
+        if connection.leases > 1 or connection.drained or len(self.sessions) == SESSIONS:
+            return
+        session = connection.session()
+        if session is not None:
+            self.sessions.append((now, session))
+
+    def take_session(self, now: float) -> SSL.Session | None:
+        """The newest; each is used once."""
+        while self.sessions:
+            stored, session = self.sessions.pop()
+            if now - stored < SESSION_AGE:
+                return session
+        return None
+
+    def forget_sessions(self, now: float) -> None:
+        """Those that are too old."""
+        while self.sessions and now - self.sessions[0][0] >= SESSION_AGE:
+            self.sessions.popleft()
+
+    def back_off(self, now: float) -> None:
+        """A failure: the next attempt to open ahead of need has to wait."""
+        first, most = BACKOFF
+        self.not_before = now + min(first * 2.0 ** min(self.failures, 16), most) * random.uniform(0.75, 1.25)
+        self.failures += 1
+
+    def retry_after(self) -> float:
+        """Seconds until the queue will be about empty, as calls took so far."""
+        estimate = (self.waiting + 1) * (self.duration or 1.0) / max(1, self.total)
+        return min(max(estimate, RETRY_AFTER[0]), RETRY_AFTER[1])
 
     def enqueue(self, waiter: Waiter) -> None:
         self.waiters.setdefault(waiter.agent.id, deque()).append(waiter)

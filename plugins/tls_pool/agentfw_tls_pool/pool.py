@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import random
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
@@ -22,7 +21,7 @@ from OpenSSL import SSL
 
 from .connection import Connection
 from .failures import Abandoned, copy_of
-from .groups import SESSION_AGE, SESSIONS, Cluster, Group, Key, Limits, Waiter
+from .groups import RETRY_AFTER, Cluster, Group, Key, Limits, Waiter
 from .lease import Known, Lease
 
 log = logging.getLogger("agentfw.tls")
@@ -36,14 +35,10 @@ EAGER = 4
 `Limits.patience`: a burst of short calls shares a few, long calls get one each."""
 AGAIN = 0.01
 """Seconds after which it is looked at again whether those who wait should wait."""
-BACKOFF = (0.5, 60.0)
-"""Seconds to the second attempt to open ahead of need, doubled with each further failure, and at most."""
 YOUNG = 5.0
 """Seconds that a connection lives at least, unless something is wrong with it."""
 STILLBORN = 3
 """Connections in a row that died unused in less than that, after which those who wait are told so."""
-RETRY_AFTER = (1.0, 30.0)
-"""Seconds that those who are turned away are told to wait, at least and at most."""
 
 OPERATOR = Agent("agentfw", "agentfw")
 """For whom connections are opened ahead of need."""
@@ -166,7 +161,7 @@ class Pool:
             self._overflow("queue_timeout")
             failure = f" ({group.last_failure})" if group.last_failure else ""
             text = f"no connection to {group.key.destination} became free in {self.limits.queue_timeout:g} s{failure}"
-            raise Overloaded(text, self._retry_after(group)) from None
+            raise Overloaded(text, group.retry_after()) from None
         except asyncio.CancelledError:
             self._withdraw(group, waiter)
             raise
@@ -174,11 +169,6 @@ class Pool:
     def _overflow(self, what: str) -> None:
         self.counters["overflow"] += 1
         self.counters[what] += 1
-
-    def _retry_after(self, group: Group) -> float:
-        """Seconds until the queue will be about empty, as calls took so far."""
-        estimate = (group.waiting + 1) * (group.duration or 1.0) / max(1, group.total)
-        return min(max(estimate, RETRY_AFTER[0]), RETRY_AFTER[1])
 
     def _make_place(self, cluster: Cluster, agent: Agent) -> None:
         """The queue is full. Overloaded for the newcomer, unless another agent has a greater part of the queue: then for that
@@ -193,12 +183,12 @@ class Pool:
         text = f"too many requests wait for a connection to {cluster.destination} ({self.limits.max_pending})"
         if greediest is None or longest <= own + 1:
             queues = list(cluster.queues.values())
-            raise Overloaded(text, self._retry_after(queues[0]) if queues else RETRY_AFTER[0])
+            raise Overloaded(text, queues[0].retry_after() if queues else RETRY_AFTER[0])
         group, queue = greediest
         waiter = queue[-1]
         group.remove(waiter)
         if not waiter.future.done():
-            waiter.future.set_exception(Overloaded(text, self._retry_after(group)))
+            waiter.future.set_exception(Overloaded(text, group.retry_after()))
 
     def _withdraw(self, group: Group, waiter: Waiter) -> None:
         """The one who waited is gone; a connection that it had been given meanwhile goes to the next."""
@@ -282,7 +272,7 @@ class Pool:
             else:
                 group.failures = 0
                 group.not_before = 0.0
-                self._keep_session(group, connection)
+                group.keep_session(connection, self._loop.time())
                 self._put_idle(group, connection)
         self._turn(group)
 
@@ -320,7 +310,7 @@ class Pool:
             self.retire_idle(group, [connection], reason)
             self._pump(group)
         else:
-            self._keep_session(group, connection)
+            group.keep_session(connection, self._loop.time())
 
     def retire_idle(self, group: Group, connections: Iterable[Connection], reason: str) -> None:
         """Close connections of `group.idle`."""
@@ -340,13 +330,6 @@ class Pool:
         connection.close()
         if reason in ("closed", "bytes") and not connection.leases and self._loop.time() - connection.opened_at < YOUNG:
             self._stillborn(group, connection)
-
-    def _keep_session(self, group: Group, connection: Connection) -> None:
-        if connection.leases > 1 or connection.drained or (group.sessions and len(group.sessions) == SESSIONS):
-            return
-        session = connection.session()
-        if session is not None:
-            group.sessions.append((self._loop.time(), session))
 
     # ---- the queue ----
 
@@ -431,7 +414,7 @@ class Pool:
 
     async def _open(self, group: Group, agent: Agent, newest: int) -> None:
         """One more connection for whoever is next when it is ready; not bound to the life of who caused it."""
-        session = self._session(group)
+        session = group.take_session(self._loop.time())
         connection: Connection | None = None
         failure: AgentfwError | None = None
         try:
@@ -465,33 +448,17 @@ class Pool:
         else:
             assert failure is not None
             self.counters["failed"] += 1
-            self._back_off(group)
+            group.back_off(self._loop.time())
             self._fail(group, agent, failure, newest)
         self._pump(group)
 
-    def _back_off(self, group: Group) -> None:
-        """Of attempts to open ahead of need."""
-        first, most = BACKOFF
-        delay = min(first * 2.0 ** min(group.failures, 16), most) * random.uniform(0.75, 1.25)
-        group.not_before = self._loop.time() + delay
-        group.failures += 1
-
     def _stillborn(self, group: Group, connection: Connection) -> None:
         """The peer takes connections and gives them up at once: that must not become a loop."""
-        self._back_off(group)
+        group.back_off(self._loop.time())
         if group.failures >= STILLBORN and not group.leased:
             why = f": {connection.trouble}" if connection.trouble else ""
             failure = UpstreamError(f"{group.key.destination} gives connections up as soon as they are open{why}")
             self._fail(group, OPERATOR, failure, self._number)
-
-    def _session(self, group: Group) -> SSL.Session | None:
-        """The newest; each is used once."""
-        now = self._loop.time()
-        while group.sessions:
-            stored, session = group.sessions.pop()
-            if now - stored < SESSION_AGE:
-                return session
-        return None
 
     def _fail(self, group: Group, agent: Agent, failure: AgentfwError, newest: int) -> None:
         """A refusal concerns the agent that was refused. While other connections are in use, who waits goes on waiting for those;
@@ -535,8 +502,7 @@ class Pool:
                 elif now - connection.opened_at > YOUNG:
                     group.failures = 0
             self._pump(group)
-            while group.sessions and now - group.sessions[0][0] >= SESSION_AGE:
-                group.sessions.popleft()
+            group.forget_sessions(now)
             if group.unused and not group.sessions:
                 self._forget(group)
         self._abandoned = {group for group in self._abandoned if not group.unused}
