@@ -177,3 +177,24 @@ def test_explain_as_json_and_mistakes(run: Any) -> None:
 def test_hostile_text_is_shown_escaped(run: Any) -> None:
     _, out, _ = run("explain", "\x1b]0;x\x07evil", "a.example/\x1b[31m")
     assert "\x1b" not in out
+
+
+@pytest.mark.parametrize(
+    ("text", "warning"),
+    [
+        ("[polcy]\nallow = []\n", "agentfw.toml:1: warning: polcy: unknown table (did you mean `policy`?)"),
+        ("policy_x = 3\n" + CLEAN, "agentfw.toml:1: warning: policy_x: unknown table"),
+        ('[run]\nplugins = ["dns", "native"]\n' + CLEAN,
+         "agentfw.toml:2: warning: run.plugins: `policy` is not among them: nothing of [policy] has an effect"),
+        ('[run]\nplugins = ["policy", "./mine.py"]\n[mine]\n' + CLEAN, ""),
+        ('[run]\nplugins = ["dns"]\n', ""),
+    ],
+)  # fmt: skip
+def test_check_warns_of_what_keeps_the_policy_from_having_an_effect(run: Any, text: str, warning: str) -> None:
+    status, out, _ = run("check", "--strict", text=text)
+    assert status == bool(warning) and out.splitlines()[0].startswith(warning) and ("warning: " in out) == bool(warning), out
+
+
+def test_check_says_what_was_probably_meant(run: Any) -> None:
+    status, out, _ = run("check", text="[policy]\nalow = []\n")
+    assert status == 1 and out.splitlines()[1] == "hint: did you mean `allow`?"

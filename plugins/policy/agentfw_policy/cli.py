@@ -12,6 +12,7 @@ from agentfw.config import Config as File
 from agentfw.config import load_config
 from agentfw.errors import ConfigError, Denied
 from agentfw.guest_rules import GuestRules
+from agentfw.plugins import available, chosen_plugins, plugin_name
 
 from .config import Config
 from .explain import as_json, explain, lines
@@ -49,7 +50,7 @@ def check(file: Path | None, strict: bool, as_json_: bool) -> int:
         guests = {profile.key or "policy": profile.guest for profile in compiled.profiles.values() if profile.guest}
         profiles = len(compiled.config.profile)
         rules = len({rule.key for profile in compiled.profiles.values() for rule in profile.rules})
-        warnings = [(loaded.place(f"policy.{warning.key}"), warning.text) for warning in lint(compiled)]
+        warnings = [(loaded.place(f"policy.{warning.key}"), warning.text) for warning in lint(compiled)] + _around(loaded)
     except ConfigError as caught:
         error = caught
     if as_json_:
@@ -69,6 +70,8 @@ def check(file: Path | None, strict: bool, as_json_: bool) -> int:
         click.echo(json.dumps(document))
     elif error is not None:
         click.echo(str(error))
+        if error.hint:
+            click.echo(f"hint: {error.hint}")
     else:
         for where, text in warnings:
             click.echo(f"{where}: warning: {text}" if where else f"warning: {text}")
@@ -111,6 +114,21 @@ def explain_(
         if "policy" not in (loaded.run.plugins if loaded.run.plugins is not None else ("policy",)):
             click.echo("note: the file's `run.plugins` leaves the policy plugin out", err=True)
     return 0 if all(each.allowed for each in found) else 1
+
+
+def _around(loaded: File) -> list[tuple[str, str]]:
+    """Warnings about what is not in [policy], but decides whether it has an effect: (place, text)."""
+    found = []
+    plugins = chosen_plugins(loaded)
+    if "policy" in loaded.tables and "policy" not in plugins:
+        text = "run.plugins: `policy` is not among them: nothing of [policy] has an effect"
+        found.append((loaded.place("run.plugins"), text))
+    try:
+        loaded.check_tables({*available(), *map(plugin_name, plugins)})
+    except ConfigError as error:  # perhaps the table of a plugin that `--plugins` will name
+        text = f"{error.key}: {error.message.partition(' (')[0]}" + (f" ({error.hint})" if error.hint else "")
+        found.append((loaded.place(error.key), text))
+    return found
 
 
 def _compiled(loaded: File) -> Policy:
