@@ -11,7 +11,7 @@ from itertools import count
 import msgspec
 import pytest
 from agentfw_inspect import bodies as module
-from agentfw_inspect.bodies import DOCUMENT_MAX, REQUEST_MAX, RequestWatch, ResponseWatch
+from agentfw_inspect.bodies import DOCUMENT_MAX, REQUEST_MAX, RequestWatch, ResponseWatch, Room
 from agentfw_inspect.config import PriceConfig
 from agentfw_inspect.prices import Prices
 from agentfw_inspect.reading import Reading
@@ -219,7 +219,28 @@ def test_of_a_huge_request_the_beginning_is_read() -> None:
     ]:
         data = head + rest
         made, done = request([data[i : i + 65536] for i in range(0, len(data), 65536)])
-        assert made.model == model and done == [1] and made._pieces is None
+        assert made.model == model and done == [1] and made._kept is None
+
+
+def test_what_is_kept_of_an_agents_requests_is_bounded() -> None:
+    done: list[int] = []
+    room = Room()
+    piece = bytes(64 << 10)
+    watches = [RequestWatch(True, lambda: done.append(1), room) for _ in range(100)]
+    for watch_ in watches:
+        for _ in range(10):
+            watch_(piece, False)
+    assert 0 <= room.left < len(piece) and len(done) >= 70, "of most only the beginning was read"
+    for watch_ in watches:
+        watch_.release()
+        watch_.release()
+    assert room.left == module.ROOM
+    small = RequestWatch(True, lambda: done.append(1), room)
+    for byte in BODY:
+        small(bytes([byte]), False)
+    assert room.left == module.ROOM - len(BODY)
+    small(b"", True)
+    assert (small.model, small.max_tokens) == ("gpt-4o", 9) and room.left == module.ROOM
 
 
 def test_images_count_for_little() -> None:

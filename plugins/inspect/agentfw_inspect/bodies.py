@@ -20,6 +20,8 @@ from .reading import MAX_MODEL, Dialect, Reading
 from .sse import ArrayStream, EventStream
 
 REQUEST_MAX = 1 << 20
+ROOM = 16 << 20
+"""Bytes of one agent's unfinished requests that are kept; of those beyond, only the beginning is read."""
 DOCUMENT_MAX = 1 << 20
 TAIL = 16 << 10
 EXPANSION = 16 << 20
@@ -57,15 +59,25 @@ class _Request(msgspec.Struct):
 _request = msgspec.json.Decoder(_Request)
 
 
+class Room:
+    """One agent's for the bodies that it has not sent to their end."""
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = ROOM
+
+
 class RequestWatch:
     """A BodyTransform that changes nothing. `done` is called when all is known that will be."""
 
     same_length = True
-    __slots__ = ("_done", "_pieces", "_size", "_text", "max_tokens", "model", "streamed")
+    __slots__ = ("_done", "_kept", "_room", "_size", "_text", "max_tokens", "model", "streamed")
 
-    def __init__(self, readable: bool, done: Callable[[], None]) -> None:
-        """`readable`: not compressed."""
-        self._pieces: list[bytes] | None = [] if readable else None
+    def __init__(self, readable: bool, done: Callable[[], None], room: Room | None = None) -> None:
+        """`readable`: not compressed. `release()` must follow."""
+        self._kept: bytearray | None = bytearray() if readable else None
+        self._room = room or Room()
         self._size = 0
         self._text: int | None = None
         self._done = done
@@ -75,14 +87,23 @@ class RequestWatch:
 
     def __call__(self, piece: bytes, last: bool) -> bytes:
         self._size += len(piece)
-        if self._pieces is not None:
-            self._pieces.append(piece)
-            if last or self._size > REQUEST_MAX:
-                data = piece if len(self._pieces) == 1 else b"".join(self._pieces)
-                self._pieces = None
+        kept = self._kept
+        if kept is not None:
+            if last or self._size > REQUEST_MAX or len(piece) > self._room.left:
+                data = bytes(kept + piece) if kept else piece
+                self.release()
                 self._read(data, whole=last)
                 self._done()
+            else:
+                kept += piece  # not a list of pieces: an agent may send one byte at a time, and each would take 42
+                self._room.left -= len(piece)
         return piece
+
+    def release(self) -> None:
+        """Nothing more is kept. Idempotent."""
+        if self._kept is not None:
+            self._room.left += len(self._kept)
+            self._kept = None
 
     @property
     def tokens(self) -> int:

@@ -12,7 +12,7 @@ from agentfw.reports import ExchangeReport, Table, shown
 from agentfw.runtime import Runtime
 
 from . import budgets
-from .bodies import CHARACTERS_A_TOKEN, RequestWatch, ResponseWatch
+from .bodies import CHARACTERS_A_TOKEN, RequestWatch, ResponseWatch, Room
 from .budgets import Account, Warden
 from .config import Config
 from .prices import Prices
@@ -76,6 +76,8 @@ class _Live:
 
     def forget(self) -> None:
         """Those who look refer to this: a cycle would be the garbage collector's, which walks all objects of all agents."""
+        if self.request is not None:
+            self.request.release()
         self.request = self.response = self.status_head = None
 
     def end(self) -> None:
@@ -107,6 +109,8 @@ class Plugin:
         self._run = Totals()
         self._rows: dict[str, tuple[Totals, ...]] = {}
         """By agent's id, of those that have called a model and have not ended."""
+        self._rooms: dict[str, Room] = {}
+        """By agent's id."""
         self._agents = Rows(MAX_AGENTS, lambda name: name not in self._rows)
         self._labels = Rows(MAX_LABELS, self._label_may_fold)
         self._models = Rows(MAX_MODELS)
@@ -168,7 +172,7 @@ class Plugin:
             live.reserve(-(-int(length) // CHARACTERS_A_TOKEN) if length.isdecimal() else 0, OUTPUT_RESERVED, 0.0)
         coding = head.headers.get("content-encoding")
         readable = coding is None or coding.lower() == "identity"
-        live.request = RequestWatch(readable, lambda: self._asked(live))
+        live.request = RequestWatch(readable, lambda: self._asked(live), self._room_of(agent))
         head.transforms.append(live.request)
         if not readable:
             self._asked(live)
@@ -326,6 +330,11 @@ class Plugin:
             found = self._rows[agent.id] = (self._run, self._agents.get(agent.id), *labels)
         return found
 
+    def _room_of(self, agent: Agent) -> Room:
+        if agent.id not in self._rooms and len(self._rooms) >= MAX_LIVE_AGENTS:
+            self._rooms.clear()
+        return self._rooms.setdefault(agent.id, Room())
+
     def _accounts_of(self, agent: Agent) -> tuple[Account, ...]:
         found = self._accounts.get(agent.id)
         if found is None:
@@ -355,6 +364,7 @@ class Plugin:
     def exit(self, agent: Agent, report: ExitReport) -> None:
         self._rows.pop(agent.id, None)
         self._accounts.pop(agent.id, None)
+        self._rooms.pop(agent.id, None)
 
     # -- what is told
 
