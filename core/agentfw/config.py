@@ -17,9 +17,12 @@ import msgspec
 
 from .errors import ConfigError
 from .hints import did_you_mean
+from .small_files import read_small
 
 FILE_NAME = "agentfw.toml"
 
+MAX_FILE = 1 << 20
+"""Bytes."""
 MAX_ARRAY = 20_000
 """Lines in which an array's element is looked for."""
 
@@ -142,9 +145,9 @@ class Config:
         return found
 
 
-def load_config(path: str | Path | None = None, directory: Path | None = None) -> Config:
+def load_config(path: str | Path | None = None, directory: Path | None = None, *, pipes: bool = True) -> Config:
     """Read `path`, or the nearest agentfw.toml from `directory` (default: the working directory) upward; none is an empty
-    Config."""
+    Config. `pipes`: it may be a pipe, and is waited for."""
     if path is None:
         try:
             start = (directory or Path.cwd()).absolute()
@@ -156,9 +159,13 @@ def load_config(path: str | Path | None = None, directory: Path | None = None) -
     else:
         file = Path(path)
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("", f"cannot be read: {getattr(error, 'strerror', None) or error}", file) from None
+        data = read_small(file, MAX_FILE, pipes=pipes)
+    except OSError as error:
+        raise ConfigError("", f"cannot be read: {error.strerror or error}", file) from None
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError("", f"not UTF-8: {error.reason}", file, data.count(b"\n", 0, error.start) + 1) from None
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -274,7 +281,16 @@ def _lines(text: str) -> tuple[dict[tuple[str | int, ...], int], dict[tuple[str 
 
 
 def _split_key(key: str) -> list[str | int]:
-    return [part.strip().strip("\"'") for part in re.findall(r"\"[^\"]*\"|'[^']*'|[^.]+", key)]
+    return [_plain_key(part.strip()) for part in re.findall(r"\"[^\"]*\"|'[^']*'|[^.]+", key)]
+
+
+def _plain_key(part: str) -> str:
+    if part.startswith('"') and "\\" in part:
+        try:
+            return str(tomllib.loads(f"key = {part}")["key"])
+        except tomllib.TOMLDecodeError:
+            pass
+    return part.strip("\"'")
 
 
 def _resolved(way: list[str | int], counts: dict[tuple[str | int, ...], int]) -> list[str | int]:

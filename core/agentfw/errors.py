@@ -21,9 +21,17 @@ import errno as _errno
 from collections.abc import Iterable
 from pathlib import Path
 
+from .texts import shown
+
+LONGEST = 4000
+"""Characters of a message: some list all that is known."""
+
 
 class AgentfwError(Exception):
     """Root of the tree. `str()` is one line, fit for a person, without secrets."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(shown(message, LONGEST))  # names in it may be anybody's
 
 
 class ConfigError(AgentfwError):

@@ -6,7 +6,6 @@ control characters, but may hold whatever an agent put there.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,17 +14,7 @@ import msgspec
 
 from .agents import Agent
 from .destination import Destination
-
-MAX_TEXT = 1024
-"""Characters of a target or a reason that are told."""
-_NOT_SHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-
-
-def shown(text: str, limit: int = MAX_TEXT) -> str:
-    """`text` on one line: control characters escaped, cut to `limit` characters."""
-    if not text.isprintable():
-        text = _NOT_SHOWN.sub(lambda match: ascii(match[0])[1:-1], text[: limit + 1])
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+from .texts import shown as shown
 
 
 class ExchangeReport(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -77,6 +77,22 @@ def complaint(done: subprocess.CompletedProcess[str]) -> str:
         (["run", "key.py"], 126, "refusing to show `key.py` to the agent: it is in "),
         (["run", "--plugins", "./leaves.py", "x.py"], 125, "plugin file leaves.py does not import: SystemExit: 3"),
         (["run", "-q", "--plugins", "./starts.py", "x.py"], 125, "plugin `starts` failed in `start`: SystemExit"),
+        (["run", "--plugins", "./lines.py", "x.py"], 125, r"plugin file lines.py does not import: ValueError: a b\x1b[31m"),
+        (["run", "--plugins", "./base.py", "x.py"], 125, "plugin file base.py does not import: CancelledError"),
+        (["run", "--plugins", "./mute.py", "x.py"], 125, "plugin file mute.py does not import: Mute"),
+        (["run", "--plugins", "./itself.py", "x.py"], 125, "plugin file itself.py does not import: ValueError: gone"),
+        (["run", "--plugins", "./meta.py", "x.py"], 125, "plugin `./meta.py` cannot be looked at: RuntimeError: no name"),
+        (["run", "--plugins", "./type.py", "x.py"], 125, "plugin `./type.py` has a bad config_type"),
+        (["run", "-q", "--plugins", "./guest.py", "x.py"], 125, "plugin `guest` failed in check_guest(): TypeError"),
+        (["run", "--plugins", "y" * 5000 + ".py", "x.py"], 125, "plugin file yyyy"),
+        (["plugins", "new", "good", "--dir", "y" * 5000], 125, "`yyyy"),
+        (["run", "--config", "latin.toml", "x.py"], 125, "latin.toml:2: not UTF-8: invalid start byte"),
+        (["run", "--config", "escape.toml", "x.py"], 125, r"escape.toml:1: \x1b[31m\n: unknown table"),
+        (["run", "--config", "/dev/zero", "x.py"], 125, "/dev/zero: cannot be read: larger than 1024 KiB"),
+        (["run", "-q", "--config", "ca.toml", "x.py"], 125, "ca.toml:2: tls.ca_files.0: /dev/zero: larger than 16384 KiB"),
+        (["run", "-q", "--config", "pipe.toml", "x.py"], 125, "pipe.toml:2: tls.ca_files.0: pipe: a pipe"),
+        (["run", "-q", "--config", "hosts.toml", "x.py"], 125, "hosts.toml:2: dns.hosts_files.0: pipe cannot be read: a pipe"),
+        (["run", "--config", "nulfile.toml", "x.py"], 125, "nulfile.toml:4: credentials.rule.0.value: the path"),
     ],
 )
 def test_says_what_is_wrong(agentfw: Agentfw, tmp_path: Path, arguments: list[str], status: int, expected: str) -> None:
@@ -97,8 +113,25 @@ def test_says_what_is_wrong(agentfw: Agentfw, tmp_path: Path, arguments: list[st
         "leaves.py": "import sys\nsys.exit(3)\n",
         "starts.py": "import agentfw\nclass Plugin:\n    @agentfw.hookimpl\n    async def start(self): raise SystemExit(0)\n",
     }
+    files |= {
+        "lines.py": "raise ValueError('a\\nb\\x1b[31m')\n",
+        "base.py": "import asyncio\nraise asyncio.CancelledError\n",
+        "mute.py": "class Mute(Exception):\n    def __str__(self): raise OSError\nraise Mute\n",
+        "itself.py": "import sys\ndel sys.modules[__name__]\nraise ValueError('gone')\n",
+        "meta.py": "class Meta(type):\n    @property\n    def name(self): raise RuntimeError('no name')\n"
+        "class Plugin(metaclass=Meta): pass\n",
+        "type.py": "class Plugin:\n    config_type = dict\n",
+        "guest.py": "class Plugin:\n    check_guest = 5\n",
+        "escape.toml": '"\\u001b[31m\\n" = 1\n',
+        "ca.toml": '[tls]\nca_files = ["/dev/zero"]\n',
+        "pipe.toml": '[tls]\nca_files = ["pipe"]\n',
+        "hosts.toml": '[dns]\nhosts_files = ["pipe"]\n',
+        "nulfile.toml": RULE % "${file:a\\u0000}",
+    }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
+    (tmp_path / "latin.toml").write_bytes(b'[run]\nmemory = "\xff"\n')
+    os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     home = tmp_path / "home"
     (home / ".ssh").mkdir(parents=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import subprocess
 import sys
 import tomllib
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from agentfw.cli.output import Kept, Lines
+from agentfw.cli.output import Kept, Lines, OneLine
 from agentfw.cli.run import split
 from agentfw.fleet import exit_status
 
@@ -89,6 +90,43 @@ labels = { team = "a" }
         done = agentfw("config", "show", *options)
         assert done.returncode == 0 and tomllib.loads(done.stdout) == tomllib.loads(text), done
     assert "prefetch = false  # agentfw.toml:7\n" in done.stdout
+
+
+def test_no_secret_is_shown_wherever_it_stands(agentfw: Agentfw, tmp_path: Path) -> None:
+    text = """
+[run.env]
+DATABASE_URL = "postgres://me:hunter2@db"
+[[credentials.rule]]
+host = "a.example"
+header = "authorization"
+value = "Bearer ${command:vault}"
+[[credentials.rule]]
+host = "b.example"
+basic = { user = "hunter2-as-user", password = "${oauth:x}" }
+[credentials.command.vault]
+argv = ["curl", "-H", "X-Vault-Token: hunter2"]
+[credentials.oauth.x]
+token_url = "https://l.example/?code=hunter2"
+client_id = "fleet"
+client_secret = "hunter2hunter2"
+parameters = { assertion = "hunter2" }
+"""
+    (tmp_path / "agentfw.toml").write_text(text)
+    for more in ((), ("--json",), ("--origin",)):
+        done = agentfw("config", "show", *more)
+        assert done.returncode == 0 and "hunter2" not in done.stdout + done.stderr and "a.example" in done.stdout
+
+
+def test_what_is_logged_is_one_line_each() -> None:
+    """Names, reasons and errors come from agents and servers."""
+    form = OneLine("%(name)s: %(message)s").format
+    record = logging.LogRecord("agentfw.x", logging.INFO, "", 1, "%s", ("a\x1b[2J\nagentfw.relay: forged",), None)
+    assert form(record) == r"agentfw.x: a\x1b[2J\nagentfw.relay: forged"
+    try:
+        raise ValueError("b\x1b[2J\x07")
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    assert form(record).endswith("\nValueError: b\\x1b[2J\\x07")
 
 
 def test_doctor_checks_what_it_says(agentfw: Agentfw) -> None:

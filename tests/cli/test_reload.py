@@ -112,12 +112,18 @@ def test_what_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     async def body() -> None:
         nonlocal reloads
         runtime = make_runtime(config=load_config(file))
-        reloads = Reloads(runtime, lambda: load_config(file), quiet=False)
+        reloads = Reloads(runtime, lambda: load_config(file, pipes=False), quiet=False)
         assert await say("") == f"reloaded {file}: nothing changed\n"
         assert await say("[plugins]\nblocking = 1\n") == f"reloaded {file}: plugins changed\n"
         assert "[run] counts from the next start" in await say("[plugins]\nblocking = 1\n[run]\nmemory = '1G'\n")
         assert f"{file}:2: plugins.blocking: must be" in await say("[plugins]\nblocking = -1\n")
         assert f"not reloaded, all stays as it was: {file}:1: not TOML" in await say("[plugins\n")
+        file.unlink()
+        os.mkfifo(file)  # nobody will ever write to it; all agents would wait
+        reloads.begin()
+        reloads.request()
+        await settled()
+        assert f"not reloaded, all stays as it was: {file}: cannot be read: a pipe" in capsys.readouterr().err
         file.unlink()
         reloads.begin()
         reloads.request()

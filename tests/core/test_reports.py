@@ -502,6 +502,7 @@ def test_what_is_shown_is_one_line(text: str, limit: int) -> None:
     line = shown(text, limit)
     assert len(line) <= limit and len(line.splitlines()) <= 1 and not any(ord(c) < 32 or 0x7F <= ord(c) < 0xA0 for c in line)
     line.encode()
+    assert line.isprintable() and shown("\u202egnp.exe") == r"\u202egnp.exe", "a terminal would turn it round"
 
 
 def test_an_event_is_plain_json() -> None:

@@ -132,6 +132,7 @@ ERRORS: list[tuple[bytes, bytes, str]] = [
     (b"200 OK", b'{"access_token": "two\\r\\nlines-of-token"}', "line break"),
     (b"200 OK", b'{"access_token": "token-number-0", "token_type": "mac"}', "no bearer token"),
     (b"200 OK", b'{"access_token": 5}', "no token"),
+    (b"200 OK", b'{"a": ' + b"[" * 50_000, "no token"),
     (b"302 Found", b"", "status 302"),
     (b"200 OK", b"x" * 100_000, "too long"),
 ]

@@ -41,6 +41,19 @@ def test_a_file_replaced_at_once(tmp_path: Path) -> None:
     assert look(source) == NEW
 
 
+def test_a_pipe_that_nobody_writes_to_holds_up_no_agent(tmp_path: Path) -> None:
+    """A reload happens in the loop that all agents share; so does nothing that waits for a pipe. Nor does the look at files."""
+    file, pipe = tmp_path / "key", tmp_path / "pipe"
+    file.write_text(KEY)
+    os.mkfifo(pipe)
+    plugin = credentials(rule(value=f"Bearer ${{file:{file}}}"))
+    with pytest.raises(ConfigError, match="is no regular file"):
+        plugin.reconfigure(Config(rule=(rule(value=f"Bearer ${{file:{pipe}}}"),)))
+    source = File(str(file))
+    pipe.rename(file)
+    assert look(source, 3) == KEY and source.counters["failures"] == 1
+
+
 def test_a_file_written_in_place_counts_when_it_stays_the_same(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text(KEY)

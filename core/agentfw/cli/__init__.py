@@ -13,6 +13,7 @@ import importlib_metadata
 
 from ..errors import AgentfwError, ConfigError, PluginError, UnknownPlugin
 from ..hints import did_you_mean
+from ..texts import why
 from .output import complain, say
 
 OWN_FAULT = 125
@@ -71,15 +72,15 @@ def _plugin_command(point: importlib_metadata.EntryPoint) -> click.Command:
         command = point.load()
         if isinstance(command, click.Command):
             return command
-        why = f"{point.value} is no click command"
+        reason = f"{point.value} is no click command"
     except (Exception, SystemExit) as error:
-        why = f"{type(error).__name__}: {error}"
+        reason = why(error)
     origin = f" of {point.dist.name}" if point.dist is not None else ""
 
-    @click.command(point.name, context_settings={"ignore_unknown_options": True}, help=f"(broken: {why})")
+    @click.command(point.name, context_settings={"ignore_unknown_options": True}, help=f"(broken: {reason})")
     @click.argument("arguments", nargs=-1)
     def broken(arguments: tuple[str, ...]) -> None:
-        raise PluginError(f"command `{point.name}`{origin} does not work: {why}")
+        raise PluginError(f"command `{point.name}`{origin} does not work: {reason}")
 
     return broken
 
@@ -171,13 +172,13 @@ def _main(arguments: list[str] | None) -> int:
         raise
     except (BrokenPipeError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:
         if os.environ.get("AGENTFW_TRACEBACK"):
             raise
         if isinstance(error, OSError) and error.errno in _SHORTAGES:
             complain(": ".join(str(part) for part in (error.filename, error.strerror) if part), "run `agentfw doctor`")
             return OWN_FAULT
-        complain(f"internal error: {type(error).__name__}: {error}", "set AGENTFW_TRACEBACK=1 to see where, and report it")
+        complain(f"internal error: {why(error)}", "set AGENTFW_TRACEBACK=1 to see where, and report it")
         return OWN_FAULT
 
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import click
 
-SECRET_WORDS = ("secret", "token", "password", "key", "value", "authorization")
+SECRET_WORDS = ("secret", "token", "password", "key", "value", "authorization", "argv", "parameters", "url", "basic")
+"""Of a key with one of these in its name neither its value nor what is below it is shown. Programs are given secrets in their
+arguments (`argv`), URLs have them in queries, and users of Basic authentication are keys at some APIs."""
 
 
 @click.group()
@@ -59,11 +61,13 @@ def _toml(value: Any) -> str:
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
-def _masked(value: Any, name: str = "") -> Any:
+def _masked(value: Any, secret: bool = False) -> Any:
     if isinstance(value, dict):
-        return {key: _masked(item, str(key)) for key, item in value.items()}
+        return {key: _masked(item, secret or _may_be_secret(key)) for key, item in value.items()}
     if isinstance(value, list):
-        return [_masked(item, name) for item in value]
-    if isinstance(value, str) and any(word in name.lower() for word in SECRET_WORDS):
-        return "***"
-    return value
+        return [_masked(item, secret) for item in value]
+    return "***" if secret and isinstance(value, str) else value
+
+
+def _may_be_secret(key: str) -> bool:
+    return any(word in key.lower() for word in SECRET_WORDS)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import os
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
+
+from ..errors import LONGEST
+from ..texts import shown
 
 CAPTURE = 16 << 20
 """Bytes of each stream that `--json` keeps."""
@@ -17,7 +21,18 @@ CAPTURE = 16 << 20
 
 def complain(message: str, hint: str = "") -> None:
     """`error: WHAT`, and perhaps a hint, on stderr."""
+    message = shown(message, LONGEST)
     say(f"error: {message}" + (f"\n\nhint: {hint}" if hint else ""))
+
+
+class OneLine(logging.Formatter):
+    """What agents and servers say, as names and in errors, stays one line, and does nothing to a terminal."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return shown(super().formatMessage(record), LONGEST)
+
+    def formatException(self, ei: Any) -> str:
+        return "\n".join(shown(line) for line in super().formatException(ei).split("\n"))
 
 
 def say(text: str) -> None:

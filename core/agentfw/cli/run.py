@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import AgentfwError
-from .output import Kept, Lines, Plain, Writer, complain, may_read_stdin, progress, say, standard_input
+from .output import Kept, Lines, OneLine, Plain, Writer, complain, may_read_stdin, progress, say, standard_input
 from .reload import Reloads, Terminal
 from .statistics import document_of, statistics_of
 from .tables import as_text
@@ -192,7 +192,7 @@ def run(
         verbose=verbose,
         strace=strace,
         trace_plugins=trace_plugins,
-        load=lambda: Config() if no_config else load_config(config_file or config.file),
+        load=lambda: Config() if no_config else load_config(config_file or config.file, pipes=False),
         python=python or sys.executable,
     )
     if config.file is None and not no_config and "policy" in options.plugins:
@@ -274,13 +274,15 @@ def _seconds(text: str) -> float:
 
 def _logging(quiet: bool, verbose: int, strace: bool) -> _Denials:
     level = logging.ERROR if quiet else (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s")
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(OneLine("%(name)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("agentfw").setLevel(level)
     denials = _Denials()
     if not quiet and not verbose:
         logging.getLogger("agentfw.relay").setLevel(logging.INFO)
-        for handler in logging.getLogger().handlers:
-            handler.addFilter(denials)
+        for each in logging.getLogger().handlers:
+            each.addFilter(denials)
     if strace:
         logging.getLogger("agentfw.vmm.strace").setLevel(logging.DEBUG)
     return denials

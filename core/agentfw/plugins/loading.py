@@ -16,6 +16,7 @@ import msgspec
 from .. import hookspecs
 from ..config import is_path
 from ..errors import AgentfwError, ConfigError, PluginError
+from ..texts import why
 from .discovery import available, chosen_plugins, entry_point, plugin_name
 from .manager import PluginManager
 
@@ -52,8 +53,19 @@ def plugin_class(given: str) -> tuple[str, type[Any]]:
         point, own = entry_point(given)
         try:
             module = point.load()
-        except (Exception, SystemExit) as error:
-            raise PluginError(f"plugin `{given}` does not import: {type(error).__name__}: {error}") from error
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            raise PluginError(f"plugin `{given}` does not import: {why(error)}") from error
+    try:
+        return _checked(given, own, module)
+    except AgentfwError:
+        raise
+    except Exception as error:  # a class whose attributes raise
+        raise PluginError(f"plugin `{given}` cannot be looked at: {why(error)}") from error
+
+
+def _checked(given: str, own: bool, module: object) -> tuple[str, type[Any]]:
     found = getattr(module, "Plugin", None) if isinstance(module, ModuleType) else module
     if not inspect.isclass(found):
         raise PluginError(f"plugin `{given}` has no class `Plugin`")
@@ -95,6 +107,8 @@ def make_plugin(given: str, config: Config) -> tuple[str, object]:
     """Import and configure one: its name and the instance. Raises as `load_plugins()` does."""
     name, kind = plugin_class(given)
     config_type: type[msgspec.Struct] | None = getattr(kind, "config_type", None)
+    if config_type is not None and not (inspect.isclass(config_type) and issubclass(config_type, msgspec.Struct)):
+        raise PluginError(f"plugin `{given}` has a bad config_type: it must be a class derived from msgspec.Struct")
     if config_type is None and config.tables.get(name):
         raise config.error(name, "this plugin has no configuration")
     try:
@@ -105,12 +119,18 @@ def make_plugin(given: str, config: Config) -> tuple[str, object]:
         raise
     except AgentfwError:
         raise
-    except (Exception, SystemExit) as error:
-        raise PluginError(f"plugin `{name}` does not start: {type(error).__name__}: {error}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise PluginError(f"plugin `{name}` does not start: {why(error)}") from error
 
 
 def _import_file(path: Path) -> ModuleType:
-    if not path.is_file():
+    try:
+        found = path.is_file()
+    except OSError as error:  # a name that is too long
+        raise PluginError(f"plugin file {path} cannot be read: {error.strerror}") from None
+    if not found:
         raise PluginError(f"plugin file {path} does not exist")
     name = f"agentfw_plugin_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -120,7 +140,9 @@ def _import_file(path: Path) -> ModuleType:
     sys.modules[name] = module  # dataclasses and pickle look there
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        raise PluginError(f"plugin file {path} does not import: {type(error).__name__}: {error}") from error
+    except BaseException as error:
+        sys.modules.pop(name, None)
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise PluginError(f"plugin file {path} does not import: {why(error)}") from error
     return module

@@ -25,6 +25,7 @@ from .. import hookspecs
 from ..errors import AgentfwError, ConfigError, Denied, HookError, PluginError
 from ..metering import Meter
 from ..reports import Table
+from ..texts import why
 from . import tracing
 from .calling import Call, Tracer
 from .discovery import available, chosen_plugins
@@ -82,7 +83,7 @@ class PluginManager:
         except PluginError:
             raise
         except Exception as error:  # also whatever a plugin's attributes raise when they are looked at
-            raise PluginError(f"plugin does not fit: {error}".replace("\n", " ")) from error
+            raise PluginError(f"plugin does not fit: {why(error)}") from error
         for hook in hook_names():
             caller = getattr(self._pluggy.hook, hook)
             found = sorted(caller.get_hookimpls(), key=self._place)
@@ -283,13 +284,16 @@ class PluginManager:
     def check_guest(self, config: Config, environment: Mapping[str, str], sees: Callable[[Path], bool]) -> None:
         """ConfigError if a plugin does not want agents to have these variables and files."""
         for name, plugin in self._named.items():
-            check = getattr(plugin, "check_guest", None)
-            if check is None:
-                continue
             try:
-                check(config.file, environment, sees)
+                check = getattr(plugin, "check_guest", None)
+                if check is not None:
+                    check(config.file, environment, sees)
             except ConfigError as error:
                 raise config.located(name, error) from None
+            except AgentfwError:
+                raise
+            except Exception as error:
+                raise PluginError(f"plugin `{name}` failed in check_guest(): {why(error)}") from error
 
     def reload(self, config: Config) -> list[str]:
         """Go on with `config`; -> the tables that changed. ConfigError or PluginError: all is as it was. HookError: a plugin

@@ -23,7 +23,11 @@ def write_project(name: str, directory: Path) -> tuple[Path, list[str]]:
     """Write it to `directory`/`name`, which must not exist: that path, and its files relative to it. PluginError, with nothing
     left behind."""
     check_name(name)
-    if not directory.is_dir():
+    try:
+        found = directory.is_dir()
+    except OSError as error:  # a name that is too long
+        raise PluginError(f"`{directory}` cannot be used: {error.strerror}") from None
+    if not found:
         raise PluginError(f"`{directory}` is no directory")
     project = directory / name
     try:

@@ -78,7 +78,7 @@ class OAuth(Renewed):
             raise Unavailable(f"{self.destination.host} cannot be asked: {error}") from None
         try:
             answer = _decode(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             answer = _Answer()
         if status != 200 or not answer.access_token:
             if status in (400, 401):

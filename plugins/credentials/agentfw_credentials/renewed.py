@@ -193,6 +193,8 @@ def _output(config: CommandConfig, running: set[subprocess.Popen[bytes]]) -> str
     try:
         deadline = time.monotonic() + config.timeout
         data = _read_all(process.stdout.fileno(), deadline)
+        if data is not None and len(data) > READ:
+            raise Unavailable("it printed too much")
         if data is None or not _ended(process.pid, deadline):
             raise Unavailable(f"it did not end within {config.timeout:g} s")
     finally:
@@ -202,8 +204,6 @@ def _output(config: CommandConfig, running: set[subprocess.Popen[bytes]]) -> str
         process.stdout.close()
     if code:
         raise Unavailable(f"it was ended by signal {-code}" if code < 0 else f"it ended with status {code}")
-    if len(data) > READ:
-        raise Unavailable("it printed too much")
     try:
         return check_secret(one_line(data.decode("utf-8")), "what it printed")
     except UnicodeDecodeError:

@@ -99,14 +99,22 @@ class File(Source):
     """A file, read again when it has changed: written in place, replaced, or a link in its path (as Kubernetes does) now leads
     elsewhere. While it is missing, empty or being written the last good value stays."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, pipes: bool = True) -> None:
+        """`pipes`: it may be one, and is waited for. ConfigError (key "value")."""
         super().__init__(f"file:{path}")
-        self._path = Path(path).expanduser()
+        try:
+            if not path or "\0" in path:
+                raise RuntimeError
+            self._path = Path(path).expanduser()
+        except RuntimeError:  # no such user's home
+            raise ConfigError("value", "the path in ${file:PATH} is none") from None
         self.file = self._path.absolute()
         self._pending: tuple[int, ...] | None = None
         self._found: str | None = None
         self._trouble = ""
         try:
+            if not pipes and not stat.S_ISREG(self._path.stat().st_mode):
+                raise ConfigError("value", f"the file {path} is no regular file, and all agents would wait for it")
             self._value, self._seen = self._read()
         except OSError as error:
             raise ConfigError("value", f"the file {path} cannot be read: {error.strerror or error}") from None
@@ -116,11 +124,14 @@ class File(Source):
             return
         trouble = ""
         try:
-            now = _signature(self._path.stat())
+            status = self._path.stat()
+            now = _signature(status) if stat.S_ISREG(status.st_mode) else ()
             if now == self._seen:
                 self._pending = None
             elif now[:2] == self._seen[:2] and now != self._pending:
                 self._pending = now  # it is being written: not before it has stayed the same for a while
+            elif not now:
+                trouble = "it is no regular file any more"
             else:
                 self._found, self._seen = self._read()
                 self._pending = None

@@ -57,7 +57,7 @@ class State:
         if kind == "env":
             return self._kept(kind, where, lambda: Environment(where, self.environment))
         if kind == "file":
-            return self._kept(kind, where, lambda: File(where))
+            return self._kept(kind, where, lambda: File(where, pipes=self._before is None))
         if where not in getattr(config, kind):
             raise ConfigError("value", f"there is no [credentials.{kind}.{where}]")
         if kind == "command":

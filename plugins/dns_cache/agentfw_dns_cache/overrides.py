@@ -9,6 +9,7 @@ from pathlib import Path
 
 from agentfw.destination import is_address, parse_address, parse_host
 from agentfw.errors import ConfigError, DestinationError
+from agentfw.small_files import read_small
 
 from . import wire
 
@@ -89,12 +90,9 @@ class Overrides:
 def _lines(key: str, file: Path) -> list[tuple[int, tuple[str, list[str]]]]:
     """(line number, (address, names)) as in hosts(5)."""
     try:
-        with file.open(encoding="utf-8") as opened:
-            text = opened.read(MAX_FILE + 1)
+        text = read_small(file, MAX_FILE).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(key, f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if len(text) > MAX_FILE:
-        raise ConfigError(key, f"{file} is too long")
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()

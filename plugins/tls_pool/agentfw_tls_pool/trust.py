@@ -11,6 +11,7 @@ from pathlib import Path
 
 import certifi
 from agentfw.errors import ConfigError, TlsError
+from agentfw.small_files import read_small
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -19,6 +20,8 @@ from service_identity.cryptography import verify_certificate_hostname, verify_ce
 
 AGENTS_CONTEXTS = 16
 """Contexts kept for agents' own authorities; making one takes some 20 ms with the public ones in it."""
+MAX_FILE = 16 << 20
+"""Bytes of a file with certificates; those of all public authorities are 300 KB."""
 HOSTNAME_MISMATCH = 62
 IP_ADDRESS_MISMATCH = 64
 
@@ -125,7 +128,7 @@ class ClientCertificate:
 
 def _read(key: str, file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        return read_small(file, MAX_FILE)
     except OSError as error:
         raise ConfigError(key, f"{file}: {error.strerror or error}") from None
 
