@@ -36,7 +36,10 @@ _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[\t\x20-\x7e]{0,256})?\Z")
 _LENGTH = re.compile(r"(?:0|[1-9][0-9]{0,17})\Z")
 
 BodyTransform = Callable[[bytes, bool], bytes]
-"""(piece, it is the last) -> what to pass on; may hold bytes back until the next piece, must give all at the last."""
+"""(piece, it is the last) -> what to pass on; may hold bytes back until the next piece, must give all at the last.
+
+One that may make much out of little, or take long over it, has a method `parts(piece, last)` besides, an iterator of the same in
+parts: other agents have their turns between them, and each waits until the agent has taken the one before."""
 
 
 BodyObserver = Callable[[bytes, bool], None]

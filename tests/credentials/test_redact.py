@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import gzip
 import html
@@ -16,11 +17,15 @@ from urllib.parse import quote, unquote
 import pytest
 from agentfw import Denied, Headers, RequestHead, ResponseHead
 from agentfw.errors import ProtocolError
-from agentfw_credentials.redact import EXPANSION, Inflate, Redactor
+from agentfw.relay.exchange import transformed
+from agentfw.testing import FakeServer, Response, fetch, running
+from agentfw_credentials.redact import EXPANSION, PART, Inflate, Redactor
 from agentfw_credentials.search import Needles, forms
 from agentfw_credentials.values import Secrets
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from tests.core.support import async_test
 
 from .support import KEY, PLACEHOLDER, answer, ask, credentials, rule
 
@@ -272,3 +277,34 @@ def test_what_a_request_carried_is_masked_though_its_rule_is_gone() -> None:
     assert answer(plugin, head, [f"you sent {KEY}".encode()], request=request) == b"you sent " + b"*" * len(KEY)
     head = ResponseHead(200, "OK", Headers())
     assert answer(plugin, head, [b"nothing"], request=RequestHead("GET", "/", Headers())) == b"nothing" and not head.transforms
+
+
+def test_little_that_becomes_much_comes_in_parts() -> None:
+    body = b"%61" * 1_000_000 + KEYS[1] + b"x"
+    inflate, redact = Inflate(), Redactor(lambda: NEEDLES, lambda number: None)
+    parts = list(transformed([inflate, redact], gzip.compress(body), True))
+    assert b"".join(part for part, _ in parts) == body.replace(KEYS[1], b"*" * len(KEYS[1]))
+    assert [end for _, end in parts] == [False] * (len(parts) - 1) + [True]
+    assert max(len(part) for part, _ in parts) < 2 * PART
+    plain = bytes(1_000_000)
+    assert [part for part, _ in transformed([redact], plain, True)] == [plain], "what is quick is not taken apart"
+
+
+@async_test
+async def test_a_bomb_stops_no_other_agent() -> None:
+    """15 KB from a server were 16 s of all agents' time."""
+    bomb = gzip.compress(b"%61" * 100_000)
+    server = FakeServer(lambda request: Response(200, {"content-encoding": "gzip"}, bomb))
+    turns = 0
+
+    async def another() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async with running(credentials(), server) as runtime:
+        task = asyncio.create_task(another())
+        response = await fetch(runtime, "https://api.example/")
+        task.cancel()
+    assert response.body == b"%61" * 100_000 and turns > 300_000 // PART

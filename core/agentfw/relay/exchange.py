@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections.abc import Iterator
 
 from ..destination import Destination
 from ..errors import AgentfwError, Denied, HookError, ProtocolError, UpstreamError
@@ -355,10 +356,7 @@ class Exchange:
             self._bytes_down += len(piece)
             if body.done:
                 self._release(upstream, body, reusable and delimited)
-            out += writer.write(piece, body.done)
-            if out:
-                await self.session.send(out)  # Denied here, at the head: it can still be told
-                self.answered = True
+            await self._send_parts(writer, piece, body.done, out)
             if body.done:
                 break
             try:
@@ -369,12 +367,21 @@ class Exchange:
             if not data:
                 body.end()
                 upstream.release()
-                out = writer.write(b"", True)
-                if out:
-                    await self.session.send(out)
+                await self._send_parts(writer, b"", True, b"")
                 break
         self.session.count("http_responses")
         return keep and self.body.done
+
+    async def _send_parts(self, writer: BodyWriter, piece: bytes, last: bool, out: bytes) -> None:
+        """`out`, and behind it what becomes of `piece`: each part when the one before is gone, other agents' turns in between."""
+        for number, part in enumerate(writer.write(piece, last)):
+            if number:
+                await asyncio.sleep(0)
+            out += part
+            if out:
+                await self.session.send(out)  # Denied here, at the head: it can still be told
+                self.answered = True
+                out = b""
 
     def _release(self, upstream: Upstream, body: BodyReader, reusable: bool) -> None:
         """The response is complete: the next may have the connection, unless something was left on it."""
@@ -423,15 +430,12 @@ class BodyWriter:
             if self._chunked:
                 headers.set("Transfer-Encoding", "chunked")
 
-    def write(self, piece: bytes, last: bool) -> bytes:
-        """What to send for the next piece of the body."""
-        for transform in self._transforms:
-            piece = transform(piece, last)
-        if self._observers and (piece or last):
-            self._show(piece, last)
-        if not self._chunked:
-            return piece
-        return encode_chunk(piece) + (LAST_CHUNK if last else b"")
+    def write(self, piece: bytes, last: bool) -> Iterator[bytes]:
+        """What to send for the next piece of the body, in one part or several."""
+        for part, end in transformed(self._transforms, piece, last):
+            if self._observers and (part or end):
+                self._show(part, end)
+            yield encode_chunk(part) + (LAST_CHUNK if end else b"") if self._chunked else part
 
     def _show(self, piece: bytes, last: bool) -> None:
         for observer in tuple(self._observers):
@@ -448,3 +452,20 @@ def find_response_head_end(buffer: bytes, seen: int = 0) -> int:
         return find_head_end(buffer, seen=seen)
     except ProtocolError as error:
         raise ProtocolError(f"bad response: {error}", 502) from None
+
+
+def transformed(transforms: list[BodyTransform], piece: bytes, last: bool) -> Iterator[tuple[bytes, bool]]:
+    """(part, it is the last) of what the transforms, one after the other, make of a piece: one, unless one has `parts`."""
+    for number, transform in enumerate(transforms):
+        parts = getattr(transform, "parts", None)
+        if parts is None:
+            piece = transform(piece, last)
+            continue
+        held: bytes | None = None  # only the last part is the last
+        for part in parts(piece, last):
+            if held is not None:
+                yield from transformed(transforms[number + 1 :], held, False)
+            held = part
+        yield from transformed(transforms[number + 1 :], held or b"", last)
+        return
+    yield piece, last

@@ -7,12 +7,17 @@ deflate are undone first (requests on such routes ask for identity, but a server
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from agentfw.errors import ProtocolError
 
 from .search import Needles
 
+PART = 4096
+DENSE = 32
+"""A piece with more than one character in so many that may begin an escape is looked at in parts of PART bytes."""
+INFLATED = 65536
+"""Bytes of a part of what was compressed."""
 EXPANSION = 16 << 20
 """Bytes that one piece of a compressed body may become."""
 
@@ -36,6 +41,14 @@ class Redactor:
         self._held = b""
         self._over = 0
         """So many bytes of those held belong to a secret that has begun before them."""
+
+    def parts(self, piece: bytes, last: bool) -> Iterator[bytes]:
+        """Undoing escapes is slow: a body of nothing else must not keep other agents waiting."""
+        if len(piece) <= PART or sum(map(piece.count, (b"%", b"\\", b"&"))) * DENSE < len(piece):
+            yield self(piece, last)
+            return
+        for at in range(0, len(piece), PART):
+            yield self(piece[at : at + PART], last and at + PART >= len(piece))
 
     def __call__(self, piece: bytes, last: bool) -> bytes:
         data = self._held + piece if self._held else piece
@@ -70,25 +83,32 @@ class Inflate:
         self._members = False
 
     def __call__(self, piece: bytes, last: bool) -> bytes:
-        out = b""
+        return b"".join(self.parts(piece, last))
+
+    def parts(self, piece: bytes, last: bool) -> Iterator[bytes]:
+        """As they come out, so that a bomb is not all in memory at once, and stops as soon as the agent takes no more."""
+        size = 0
         while True:
             if self._stream is None or self._stream.eof:
                 piece = self._head + piece
                 self._head = b""
                 if not piece or (len(piece) < 2 and not last):
                     self._head = piece
-                    return out
+                    return
                 self._begin(piece)
             assert self._stream is not None
             try:
-                out += self._stream.decompress(piece, EXPANSION - len(out) + 1)
+                part = self._stream.decompress(piece, INFLATED)
             except zlib.error as error:
                 raise EncodedBody(f"broken compression: {error}") from None
-            if len(out) > EXPANSION or self._stream.unconsumed_tail:
+            size += len(part)
+            if size > EXPANSION:
                 raise EncodedBody(f"a piece of the body becomes more than {EXPANSION >> 20} MiB")
-            piece = self._stream.unused_data
-            if not piece:
-                return out
+            if part:
+                yield part
+            piece = self._stream.unused_data or self._stream.unconsumed_tail
+            if not piece and len(part) < INFLATED:
+                return
 
     def _begin(self, piece: bytes) -> None:
         gzip = piece.startswith(b"\x1f\x8b")
