@@ -581,3 +581,13 @@ def test_a_mount_of_one_file_has_a_position_a_handle(make: MakeVfs, tree: Path) 
     vfs = make(mounts={"/one": (tree / "work/notes.txt", WRITABLE)})
     first, second = vfs.open("/one"), vfs.open("/one")
     assert vfs.pread(first, 3, -1) == b"pub" and vfs.pread(second, 3, -1) == b"pub" and vfs.pread(first, 9, -1) == b"lic"
+
+
+def test_hidden_mounts_are_in_no_table(make: MakeVfs, tree: Path) -> None:
+    vfs = make(mounts={"/w": (tree / "work/pub", 0), "/w/secret-place": (tree / "work/vault", 0), "/other": (tree / "work/sub", 0)})
+    for name in ("mounts", "mountinfo"):
+        rule(vfs, hide="/none")
+        assert b"/w/secret-place" in vfs.read(f"/proc/self/{name}")
+        rule(vfs, hide="/w/secret*")
+        text = vfs.read(f"/proc/self/{name}")
+        assert b"secret" not in text and b" /w " in text and b" /other " in text

@@ -173,9 +173,12 @@ static void g_limits(struct vfs *vfs, struct text *t)
         line(t, "%-25s %-20s %-20s %-10s\n", rows[i][0], rows[i][1], rows[i][2], rows[i][3]);
 }
 
-static void mounts_below(const struct node *n, const char *path, int info, unsigned *id, struct text *t)
+static void mounts_below(struct vfs *vfs, const struct node *n, const char *path, int info, unsigned *id, struct text *t)
 {
     const char *at = *path ? path : "/";
+    int above;
+    if (vfs->vm->rules && path_rule(vfs, at, &above) == AFW_RULE_HIDE)
+        return;
     const char *type = n->kind == NODE_MOUNT ? "agentfw" : n->kind == NODE_TMP ? "tmpfs" : n->kind == NODE_PROC ? (path[1] == 's' ? "sysfs" : "proc") : 0;
     const char *mode = n->kind == NODE_TMP || (n->flags & AFW_MOUNT_WRITABLE) ? "rw" : "ro";
     if (n == vfs_root && !type)
@@ -188,22 +191,20 @@ static void mounts_below(const struct node *n, const char *path, int info, unsig
     for (const struct node *c = n->child; c; c = c->next) {
         char below[PATH_MAX];
         if (snprintf(below, sizeof below, "%s/%s", path, c->name) < (int)sizeof below)
-            mounts_below(c, below, info, id, t);
+            mounts_below(vfs, c, below, info, id, t);
     }
 }
 
 static void g_mounts(struct vfs *vfs, struct text *t)
 {
     unsigned id = 1;
-    (void)vfs;
-    mounts_below(vfs_root, "", 0, &id, t);
+    mounts_below(vfs, vfs_root, "", 0, &id, t);
 }
 
 static void g_mountinfo(struct vfs *vfs, struct text *t)
 {
     unsigned id = 1;
-    (void)vfs;
-    mounts_below(vfs_root, "", 1, &id, t);
+    mounts_below(vfs, vfs_root, "", 1, &id, t);
 }
 
 static void g_meminfo(struct vfs *vfs, struct text *t)
