@@ -584,7 +584,8 @@ def test_a_mount_of_one_file_has_a_position_a_handle(make: MakeVfs, tree: Path) 
 
 
 def test_hidden_mounts_are_in_no_table(make: MakeVfs, tree: Path) -> None:
-    vfs = make(mounts={"/w": (tree / "work/pub", 0), "/w/secret-place": (tree / "work/vault", 0), "/other": (tree / "work/sub", 0)})
+    work = tree / "work"
+    vfs = make(mounts={"/w": (work / "pub", 0), "/w/secret-place": (work / "vault", 0), "/other": (work / "sub", 0)})
     for name in ("mounts", "mountinfo"):
         rule(vfs, hide="/none")
         assert b"/w/secret-place" in vfs.read(f"/proc/self/{name}")
