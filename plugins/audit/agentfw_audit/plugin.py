@@ -27,7 +27,6 @@ class Plugin:
     """See the package."""
 
     name = "audit"
-    api = "1"
     config_type = Config
 
     def __init__(self, config: Config) -> None:

@@ -93,7 +93,6 @@ class Plugin:
     """See the package."""
 
     name = "inspect"
-    api = "1"
     config_type = Config
 
     def __init__(self, config: Config) -> None:
