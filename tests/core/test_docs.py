@@ -169,3 +169,10 @@ async def test_the_counters_of_plugins_are_documented(tmp_path: Path) -> None:
     documented["dns"] = rows((DOCS / "dns.md").read_text().split("\n## Counters\n")[1], 1)
     documented["tls"] = rows(CONFIGURATION.split("\n## [tls]\n")[1].split("\nCounters (")[1], 2)
     assert documented == told
+
+
+def test_every_module_of_the_core_has_its_place() -> None:
+    text = (DOCS / "internals.md").read_text()
+    core = DOCS.parent / "core/agentfw"
+    names = {path.stem for path in core.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert not {name for name in names if not name.startswith("_") and f"agentfw.{name}" not in text and f"{name}.py" not in text}
