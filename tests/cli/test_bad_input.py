@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-Agentfw = Callable[..., subprocess.CompletedProcess[str]]
+from tests.conftest import Agentfw
 
 
 def complaint(done: subprocess.CompletedProcess[str]) -> str:

@@ -8,7 +8,6 @@ import logging
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,8 @@ from agentfw.cli.output import Kept, Lines, OneLine
 from agentfw.cli.run import split
 from agentfw.fleet import exit_status
 
-Agentfw = Callable[..., subprocess.CompletedProcess[str]]
+from tests.conftest import Agentfw
+
 VALUED = {"--mount", "--env", "-n"}
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from agentfw.mock_dns import MockDNSThread
 
-pytestmark = pytest.mark.kvm
+from tests.conftest import Agentfw
 
-Agentfw = Callable[..., subprocess.CompletedProcess[str]]
+pytestmark = pytest.mark.kvm
 
 CONFIG = """
 [dns]

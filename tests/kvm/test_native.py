@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from agentfw.mock_llm import CertificateAuthority
 from websockets.sync.server import ServerConnection, serve
 
+from tests.conftest import Agentfw
+
 pytestmark = pytest.mark.kvm
 
-Agentfw = Callable[..., subprocess.CompletedProcess[str]]
 KEY = "sk-real-0123456789abcdef"
 BIG = 64 << 20
 

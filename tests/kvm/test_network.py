@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,9 +13,10 @@ import pytest
 from agentfw.mock_llm import MockOptions
 from agentfw.mock_llm.server import MockLLMThread
 
+from tests.conftest import Agentfw
+
 pytestmark = pytest.mark.kvm
 
-Agentfw = Callable[..., subprocess.CompletedProcess[str]]
 KEY = "sk-real-0123456789abcdef"
 
 AGENT = """

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from agentfw.testing import FakeServer, Request, Response, run_agent
 
-pytestmark = pytest.mark.kvm
+from tests.conftest import Agentfw
 
-Agentfw = Callable[..., subprocess.CompletedProcess[str]]
+pytestmark = pytest.mark.kvm
 
 CODE = r"""
 import json, socket, urllib.error, urllib.request

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.kvm
+from tests.conftest import Agentfw
 
-Agentfw = Callable[..., subprocess.CompletedProcess[str]]
+pytestmark = pytest.mark.kvm
 
 PROBE = r"""
 import ctypes, errno, os, socket, subprocess, sys, threading

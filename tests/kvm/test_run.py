@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import Agentfw
+
 from ..conftest import COMMAND
 
 pytestmark = pytest.mark.kvm
 
-Agentfw = Callable[..., subprocess.CompletedProcess[str]]
 RUN = ("run", "--no-config", "--plugins", "")
 
 

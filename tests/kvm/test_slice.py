@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from agentfw.mock_llm.options import MockOptions
 from agentfw.mock_llm.server import MockLLMThread
 
+from tests.conftest import Agentfw
+
 pytestmark = pytest.mark.kvm
 
-Agentfw = Callable[..., subprocess.CompletedProcess[str]]
 KEY = "sk-mock-9f8e7d6c5b4a39281706"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
