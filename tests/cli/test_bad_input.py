@@ -92,6 +92,7 @@ def complaint(done: subprocess.CompletedProcess[str]) -> str:
         (["run", "-q", "--config", "pipe.toml", "x.py"], 125, "pipe.toml:2: tls.ca_files.0: pipe: a pipe"),
         (["run", "-q", "--config", "hosts.toml", "x.py"], 125, "hosts.toml:2: dns.hosts_files.0: pipe cannot be read: a pipe"),
         (["run", "--config", "nulfile.toml", "x.py"], 125, "nulfile.toml:4: credentials.rule.0.value: the path"),
+        (["run", "--no-config", "--plugins", "./needs.py", "x.py"], 125, "needs: the key `x` is missing"),
     ],
 )
 def test_says_what_is_wrong(agentfw: Agentfw, tmp_path: Path, arguments: list[str], status: int, expected: str) -> None:
@@ -110,6 +111,8 @@ def test_says_what_is_wrong(agentfw: Agentfw, tmp_path: Path, arguments: list[st
         "deep.toml": f"a = {'[' * 3000}{']' * 3000}\n",
         "ttl.toml": "[native]\nttl = -1\n",
         "leaves.py": "import sys\nsys.exit(3)\n",
+        "needs.py": "import msgspec\nclass Plugin:\n    def __init__(self, config): pass\n"
+                    "    class config_type(msgspec.Struct):\n        x: int\n",
         "starts.py": "import agentfw\nclass Plugin:\n    @agentfw.hookimpl\n    async def start(self): raise SystemExit(0)\n",
     }
     files |= {
@@ -148,11 +151,16 @@ def test_says_what_is_wrong(agentfw: Agentfw, tmp_path: Path, arguments: list[st
         (["x.py"], "run a script with `agentfw run x.py`"),
         (["run", "--plugins", "polcy", "x.py"], "did you mean `policy`?"),
         (["run", "x"], "did you mean `x.py`?"),
+        (["run", "-q", "--plugins", "./takes.py", "x.py"], "only a class with `config_type` is given a table"),
+        pytest.param(["run", "-q", "--plugins", "./boom.py", "x.py"], "KeyError: 5 at HERE/boom.py:4", marks=pytest.mark.kvm),
     ],
 )
 def test_guesses_what_was_meant(agentfw: Agentfw, tmp_path: Path, arguments: list[str], hint: str) -> None:
     (tmp_path / "x.py").touch()
-    assert agentfw(*arguments).stderr.splitlines()[-1] == f"hint: {hint}"
+    (tmp_path / "takes.py").write_text("class Plugin:\n    def __init__(self, config): pass\n")
+    boom = "import agentfw\nclass Plugin:\n    @agentfw.hookimpl\n    def start(self): raise KeyError(5)\n"
+    (tmp_path / "boom.py").write_text(boom)
+    assert agentfw(*arguments).stderr.splitlines()[-1] == f"hint: {hint.replace('HERE', str(tmp_path))}"
 
 
 RULE = '[[credentials.rule]]\nhost = "a.example"\nheader = "authorization"\nvalue = "Bearer %s"\n'

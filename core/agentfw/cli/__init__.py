@@ -11,7 +11,7 @@ from typing import Any
 import click
 import importlib_metadata
 
-from ..errors import AgentfwError, ConfigError, PluginError, UnknownPlugin
+from ..errors import AgentfwError, ConfigError, HookError, PluginError, UnknownPlugin
 from ..hints import did_you_mean
 from ..texts import why
 from .output import complain, say
@@ -195,6 +195,8 @@ def hint_for(error: AgentfwError) -> str:
         return hint
     if isinstance(error, UnknownPlugin):
         return did_you_mean(error.name, error.known) or "see `agentfw plugins list`"
+    if isinstance(error, HookError) and error.__cause__ is not None:
+        return _where(error.__cause__)
     if isinstance(error, ConfigError) and error.file:
         return "see docs/configuration.md for what the file may hold"
     return ""
@@ -204,3 +206,12 @@ def _lower(text: str) -> str:
     """click begins with a capital and ends with a full stop; our errors do neither."""
     text = " ".join(text.split()).removesuffix(".")
     return text[:1].lower() + text[1:] if text[1:2].islower() else text
+
+
+def _where(cause: BaseException) -> str:
+    """What a plugin raised, and in which line: for its author."""
+    trace = cause.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = "" if trace is None else f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+    return why(cause) + place

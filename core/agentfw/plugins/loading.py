@@ -111,8 +111,9 @@ def make_plugin(given: str, config: Config) -> tuple[str, object]:
         raise PluginError(f"plugin `{given}` has a bad config_type: it must be a class derived from msgspec.Struct")
     if config_type is None and config.tables.get(name):
         raise config.error(name, "this plugin has no configuration")
+    given_table = () if config_type is None else (config.plugin(name, config_type),)
     try:
-        return name, kind() if config_type is None else kind(config.plugin(name, config_type))
+        return name, kind(*given_table)
     except ConfigError as error:
         if error.file is None and config_type is not None:  # raised by __init__ about a key of its table
             raise config.located(name, error) from None
@@ -122,7 +123,10 @@ def make_plugin(given: str, config: Config) -> tuple[str, object]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise PluginError(f"plugin `{name}` does not start: {why(error)}") from error
+        trouble = PluginError(f"plugin `{name}` does not start: {why(error)}")
+        if config_type is None and isinstance(error, TypeError):
+            trouble.hint = "only a class with `config_type` is given a table"
+        raise trouble from error
 
 
 def _import_file(path: Path) -> ModuleType:
