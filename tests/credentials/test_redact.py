@@ -15,7 +15,7 @@ from collections.abc import Callable
 from urllib.parse import quote, unquote
 
 import pytest
-from agentfw import Denied, Headers, RequestHead, ResponseHead
+from agentfw import Agent, Denied, Headers, RequestHead, ResponseHead
 from agentfw.errors import ProtocolError
 from agentfw.relay.exchange import transformed
 from agentfw.testing import FakeServer, Response, fetch, running
@@ -308,3 +308,13 @@ async def test_a_bomb_stops_no_other_agent() -> None:
         response = await fetch(runtime, "https://api.example/")
         task.cancel()
     assert response.body == b"%61" * 100_000 and turns > 300_000 // PART
+
+
+def test_an_agent_without_a_rule_does_not_see_the_secret_of_others() -> None:
+    """A server that logs what it is sent may show it to whoever asks; only some agents' requests carry it."""
+    plugin = credentials(rule(labels={"team": "red"}))
+    request = ask(plugin, {"Accept-Encoding": "br"}, agent=Agent("b", "b", {"team": "blue"}))
+    assert request.headers.get("accept-encoding") == "identity" and "authorization" not in request.headers
+    head = ResponseHead(200, KEY, Headers([("Set-Cookie", "kept")]))
+    assert answer(plugin, head, [b"last: Bearer " + KEY.encode()], request=request) == b"last: Bearer " + b"*" * len(KEY)
+    assert KEY not in head.reason and head.headers.get("set-cookie") == "kept"

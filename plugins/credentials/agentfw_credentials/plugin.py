@@ -208,7 +208,8 @@ class Plugin:
         state = self._state
         if not state.all_rules and not state.hosts:
             return None
-        candidates = state.for_agent(agent, (destination.host, destination.port))
+        place = (destination.host, destination.port)
+        candidates = state.for_agent(agent, place)
         verified = destination.scheme == "https" and tls is not None and tls.verified
         rules = chosen(candidates, head.target.partition("?")[0])
         used = rules if verified else []
@@ -223,7 +224,7 @@ class Plugin:
         limit = state.config.scan_body
         if limit:
             head.transforms.append(BodyScan(self._secrets, limit, self._refused_body))
-        if candidates:  # so that an echo can be seen
+        if place in state.rules:  # so that an echo can be seen, of what another agent's request carried, too
             head.headers.set("Accept-Encoding", "identity")
             head.headers.remove("sec-websocket-extensions")
             head.upgrade = head.upgrade if head.upgrade == "websocket" else None
@@ -274,9 +275,10 @@ class Plugin:
     @hookimpl(trylast=True)
     def response(self, agent: Agent, destination: Destination, request: RequestHead, head: ResponseHead) -> None:
         state = self._state
-        rules = state.for_agent(agent, (destination.host, destination.port))
+        place = (destination.host, destination.port)
+        rules = state.for_agent(agent, place)
         sent = self._sent(request)
-        if not sent and not rules:
+        if not sent and place not in state.rules:
             return
         self._judge(state, sent, head.status)
         self._mask_head(head)
