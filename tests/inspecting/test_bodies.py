@@ -101,6 +101,30 @@ def test_a_bomb_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made.unreadable == 1 and made.streamed
 
 
+@pytest.mark.parametrize(
+    ("pieces_of_an_array", "kind", "body"),
+    [(False, "text/event-stream", b"a\n"), (False, "text/event-stream", b"\r"), (True, "application/json", b"{},")],
+)
+def test_little_that_would_take_long_to_take_apart_is_given_up(pieces_of_an_array: bool, kind: str, body: bytes) -> None:
+    """15 KB from a server were 10 to 40 s of all agents' time."""
+    made = ResponseWatch("gemini", "generateContent", pieces_of_an_array, Reading(), lambda: 0.0)
+    made.begin(kind, ["gzip"])
+    made(gzip.compress(b"[" + body * (module.MARKS + 1)), False)
+    assert made.unreadable == 1 and made.streamed
+    made(b"more", True)
+    assert made.unreadable == 1
+
+
+def test_of_many_places_that_may_be_the_usage_the_last_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+    monkeypatch.setattr(module, "_object_end", lambda data, at: tried.append(at) or 0)
+    made = ResponseWatch("openai", "chat", False, Reading(), lambda: 0.0)
+    made.begin("application/json", [])
+    made(b'{"usage":{' * (DOCUMENT_MAX // 10), False)
+    made(b'{"usage":{', True)
+    assert made.unreadable == 1 and len(tried) == module.USAGES and tried == sorted(tried, reverse=True)
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from(sorted(CASES)), st.lists(st.binary(max_size=40), min_size=1, max_size=6), st.sampled_from(["", "gzip"]))
 def test_nothing_that_a_server_sends_raises(name: str, parts: list[bytes], coding: str) -> None:

@@ -26,6 +26,11 @@ DOCUMENT_MAX = 1 << 20
 TAIL = 16 << 10
 EXPANSION = 16 << 20
 """Bytes that one piece of a compressed body may become."""
+MARKS = 1 << 17
+"""Lines, or brackets and quotes, in what such a piece becomes: each takes its time, which all agents wait for. (15 KB can become
+8 million lines; what providers send has some 100 bytes a line.)"""
+USAGES = 16
+"""Places in the end of a large document that may be its usage; of more the last ones are tried."""
 CHARACTERS_A_TOKEN = 4
 """Of an estimate: about what providers say of English."""
 MEDIA_TOKENS = 1000
@@ -208,6 +213,8 @@ class ResponseWatch:
             return
         try:
             for part in self._inflate(piece):
+                if self._stream is not None and _marks(part, self._stream) > MARKS:
+                    raise ValueError("a piece of the body has too much in it")
                 self._see(part, False)
         except (zlib.error, ValueError):
             self._give_up()
@@ -255,12 +262,17 @@ class ResponseWatch:
         """Quotes inside text are escaped, so this is a key; the last one is the document's."""
         assert self._dialect is not None
         self.reading.complete = True
-        for found in reversed(list(_USAGE.finditer(data))):
+        for found in reversed(list(_USAGE.finditer(data))[-USAGES:]):
             end = _object_end(data, found.end())
             if end:
                 self._dialect.tail(data[found.end() : end], self.reading)
                 return
         self.unreadable += 1
+
+
+def _marks(data: bytes, stream: Events) -> int:
+    """How many times taking it apart will have to stop."""
+    return sum(map(data.count, (b"\n", b"\r") if isinstance(stream, EventStream) else (b'"', b"{", b"}", b"[", b"]", b"\\")))
 
 
 def _object_end(data: bytes, at: int) -> int:
