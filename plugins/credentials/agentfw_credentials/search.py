@@ -8,6 +8,7 @@ no common prefix to look for, does 4 MB/s). Escapes are undone first, where ther
 from __future__ import annotations
 
 import base64
+import functools
 import html
 import re
 from bisect import bisect_right
@@ -78,6 +79,7 @@ class Escapes:
         return compiled
 
 
+@functools.lru_cache(maxsize=4096)
 def _unescaped(escape: bytes) -> bytes:
     if escape[:1] == b"&":
         text = html.unescape(escape.decode("ascii"))
@@ -102,8 +104,10 @@ class View:
             byte = _unescaped(match[0])
             if len(byte) != 1:
                 continue
-            pieces += (original[done:start], byte)
-            length += start - done
+            if start > done:
+                pieces.append(original[done:start])
+                length += start - done
+            pieces.append(byte)
             starts.append(length)
             ends.append(end)
             length += 1
