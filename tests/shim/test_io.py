@@ -33,7 +33,7 @@ def in_vm_output(built: Path, program: str) -> tuple[VmExit, bytes]:
             stdout = cell.stream(0, 1)
             while chunk := await asyncio.wait_for(stdout.receive(), 60):
                 out += chunk
-            return await asyncio.wait_for(handler.exit, 60), bytes(out)
+            return await handler.exit(60), bytes(out)
         finally:
             await cell.close()
 
