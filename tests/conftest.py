@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -64,6 +65,29 @@ def nothing_left() -> Iterator[None]:
         time.sleep(0.02)
     names = {pid: (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ") for pid in left}
     assert not names, "left running"
+
+
+def _ticks() -> dict[str, int]:
+    """CPU time of each thread of ours, in clock ticks (proc(5))."""
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            fields = (task / "stat").read_text().rpartition(")")[2].split()
+            found[task.name] = int(fields[11]) + int(fields[12])
+    return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_thread_spins() -> Iterator[None]:
+    """A test's server that goes round and round at a connection's end takes half of the machine from all tests behind it."""
+    yield
+    time.sleep(0.2)
+    before = _ticks()
+    time.sleep(0.5)
+    spent = {task: ticks - before.get(task, ticks) for task, ticks in _ticks().items()}
+    names = {str(thread.native_id): thread.name for thread in threading.enumerate()}
+    busy = [names.get(task, task) for task, ticks in spent.items() if ticks > 5 and task != str(os.getpid())]
+    assert not busy, f"threads that never end: {busy}"
 
 
 Agentfw = Callable[..., subprocess.CompletedProcess[str]]

@@ -117,8 +117,11 @@ class Servers:
 
     @staticmethod
     def http(sock: socket.socket) -> None:
-        while not sock.recv(65536).endswith(b"\r\n\r\n"):
-            pass
+        data = b""
+        while not data.endswith(b"\r\n\r\n"):
+            if not (piece := sock.recv(65536)):
+                return  # it came for the handshake alone
+            data += piece
         sock.sendall(ANSWER)
 
     @staticmethod
@@ -133,7 +136,9 @@ class Servers:
         """One line and not a byte more: what follows is another protocol's."""
         data = b""
         while not data.endswith(b"\n"):
-            data += sock.recv(1)
+            if not (piece := sock.recv(1)):
+                raise OSError("no line came")
+            data += piece
         return data
 
     def starttls(self, sock: socket.socket, context: ssl.SSLContext, says: bytes) -> None:
