@@ -1,13 +1,11 @@
 """The fleet's own certificate authority: what agents with TLS of their own are shown when it is intercepted.
 
-Made in memory when it is first needed, gone with the process. Its private key is never written anywhere; the key of the leaves,
-one for all of them, passes through an anonymous file in memory (memfd) because `ssl` loads keys from files only.
+Made in memory when it is first needed, gone with the process. Its private key is never written anywhere; the leaves have one
+key of their own.
 """
 
 from __future__ import annotations
 
-import ipaddress
-import os
 import secrets
 import ssl
 from collections import OrderedDict
@@ -15,11 +13,11 @@ from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
 from OpenSSL import crypto
 
+from . import certificates
 from .destination import Destination
 
 AUTHORITY_DAYS = 90
@@ -41,7 +39,7 @@ class FleetCa:
     def __init__(self) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._leaf_key = ec.generate_private_key(ec.SECP256R1())
-        self._leaf_pem = self._leaf_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        self._leaf_pem = certificates.key_pem(self._leaf_key)
         self._contexts: OrderedDict[tuple[str, str | None], tuple[datetime, ssl.SSLContext]] = OrderedDict()
         # A name of its own: with two fleets' authorities in one bundle an issuer must mean one of them.
         self._name = x509.Name(
@@ -52,20 +50,7 @@ class FleetCa:
         )
         now = datetime.now(UTC)
         self._end = now + timedelta(days=AUTHORITY_DAYS)
-        public = self._key.public_key()
-        self.certificate = (
-            x509.CertificateBuilder()
-            .subject_name(self._name)
-            .issuer_name(self._name)
-            .public_key(public)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - _SLACK)
-            .not_valid_after(self._end)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(_usage(signs=False), critical=True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-            .sign(self._key, SHA256())
-        )
+        self.certificate = certificates.authority(self._key, self._name, now - _SLACK, self._end)
 
     @property
     def pem(self) -> bytes:
@@ -95,27 +80,8 @@ class FleetCa:
         return context
 
     def leaf(self, destination: Destination, now: datetime, end: datetime) -> x509.Certificate:
-        """A certificate for one name or address, as RFC 5280 and the strict verifiers (webpki, Go) want it."""
-        host = destination.host
-        general: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(host)) if destination.is_address else x509.DNSName(host)
-        common = host if len(host) <= 64 else "agentfw"  # ub-common-name; nobody verifies it
-        public = self._leaf_key.public_key()
-        return (
-            x509.CertificateBuilder()
-            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)]))
-            .issuer_name(self._name)
-            .public_key(public)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - _SLACK)
-            .not_valid_after(end)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_usage(signs=True), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-            .add_extension(x509.SubjectAlternativeName([general]), critical=False)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
-            .sign(self._key, SHA256())
-        )
+        """A certificate for one name or address."""
+        return certificates.leaf(self._key, self._name, self._leaf_key.public_key(), [destination.host], now - _SLACK, end)
 
     def _make(self, leaf: x509.Certificate, alpn: str | None) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -125,25 +91,5 @@ class FleetCa:
         context.set_ciphers(_CIPHERS)
         if alpn is not None:
             context.set_alpn_protocols([alpn])
-        descriptor = os.memfd_create("agentfw-leaf", os.MFD_CLOEXEC)
-        try:
-            os.write(descriptor, leaf.public_bytes(Encoding.PEM) + self._leaf_pem)
-            context.load_cert_chain(f"/proc/self/fd/{descriptor}")
-        finally:
-            os.close(descriptor)
+        certificates.load(context, leaf.public_bytes(Encoding.PEM) + self._leaf_pem)
         return context
-
-
-def _usage(*, signs: bool) -> x509.KeyUsage:
-    """`signs`: a handshake (a leaf's); else certificates."""
-    return x509.KeyUsage(
-        digital_signature=signs,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=not signs,
-        crl_sign=not signs,
-        encipher_only=False,
-        decipher_only=False,
-    )
