@@ -1,4 +1,4 @@
-"""What the benchmarks share: running a program natively and in a VM, medians, a table."""
+"""What the benchmarks share: running a program natively and in a VM, the time of calls, medians."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import json
 import statistics
 import subprocess
 import sys
+import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+RUNS = 7
 AGENTFW = [str(Path(sys.executable).with_name("agentfw")), "run", "-q"]
 
 
@@ -41,6 +44,27 @@ def _json(command: list[str]) -> Any:
 
 def median_rows(rows: list[dict[str, float]]) -> dict[str, float]:
     return {key: statistics.median(row[key] for row in rows) for key in rows[0]}
+
+
+def per_call(function: Callable[[], object], calls: int) -> float:
+    """Nanoseconds: `function` makes `calls` of them; the median of RUNS."""
+    runs = []
+    for _ in range(RUNS):
+        start = time.perf_counter_ns()
+        function()
+        runs.append((time.perf_counter_ns() - start) / calls)
+    return statistics.median(runs)
+
+
+async def per_await(function: Callable[[], Awaitable[object]], calls: int) -> float:
+    """The same for what is awaited, once a call."""
+    runs = []
+    for _ in range(RUNS):
+        start = time.perf_counter_ns()
+        for _ in range(calls):
+            await function()
+        runs.append((time.perf_counter_ns() - start) / calls)
+    return statistics.median(runs)
 
 
 def mem_available() -> int:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import statistics
 import time
-from collections.abc import Awaitable, Callable
 
 import common
 import dnslib
@@ -22,7 +20,6 @@ from agentfw_dns_cache import DnsConfig, Plugin, wire
 
 NAMES = [f"host{i}.example.test" for i in range(1000)]
 CALLS = 100_000
-RUNS = 7
 ASKERS = 1500
 
 
@@ -38,27 +35,6 @@ class Anywhere:
     @hookimpl
     def dial(self) -> bool:
         return True
-
-
-def nanoseconds(function: Callable[[], object], calls: int) -> float:
-    """Of one call."""
-    runs = []
-    for _ in range(RUNS):
-        start = time.perf_counter_ns()
-        function()
-        runs.append((time.perf_counter_ns() - start) / calls)
-    return statistics.median(runs)
-
-
-async def later(function: Callable[[], Awaitable[object]], calls: int) -> float:
-    """The same for what is awaited."""
-    runs = []
-    for _ in range(RUNS):
-        start = time.perf_counter_ns()
-        for _ in range(calls):
-            await function()
-        runs.append((time.perf_counter_ns() - start) / calls)
-    return statistics.median(runs)
 
 
 async def hits(found: dict[str, float]) -> None:
@@ -111,14 +87,14 @@ async def hits(found: dict[str, float]) -> None:
                     each.ttl = age
                 record.pack()
 
-        loop = nanoseconds(empty, CALLS)
-        found["lookup_ns"] = nanoseconds(one, CALLS) - loop
-        found["lookup_1000_names_ns"] = nanoseconds(spread, CALLS) - loop
-        found["hook_ns"] = nanoseconds(hook, CALLS) - loop
-        found["manager_ns"] = await later(lambda: runtime.plugins.resolve(agent, name, 1, query), 20_000)
-        found["question_ns"] = await later(lambda: relay.answer(runtime, agent, query, udp=True), 10_000)
-        found["patch_ns"] = nanoseconds(patch, 5000)
-        found["repack_ns"] = nanoseconds(repack, 500)
+        loop = common.per_call(empty, CALLS)
+        found["lookup_ns"] = common.per_call(one, CALLS) - loop
+        found["lookup_1000_names_ns"] = common.per_call(spread, CALLS) - loop
+        found["hook_ns"] = common.per_call(hook, CALLS) - loop
+        found["manager_ns"] = await common.per_await(lambda: runtime.plugins.resolve(agent, name, 1, query), 20_000)
+        found["question_ns"] = await common.per_await(lambda: relay.answer(runtime, agent, query, udp=True), 10_000)
+        found["patch_ns"] = common.per_call(patch, 5000)
+        found["repack_ns"] = common.per_call(repack, 500)
         found["upstream_queries"] = plugin.statistics()["upstream_queries"]
         await runtime.stop()
 
@@ -132,7 +108,7 @@ async def cold(found: dict[str, float]) -> None:
         runtime = make_runtime(plugin, Anywhere())
         await runtime.start()
         agents = [make_agent(f"agent{i}") for i in range(ASKERS)]
-        for run in range(RUNS):
+        for run in range(common.RUNS):
             name = f"cold{run}.example.test"
             server.set(name, "A", "192.0.2.1", delay=0.05)
             query = bytes(dnslib.DNSRecord.question(name).pack())
@@ -145,8 +121,8 @@ async def cold(found: dict[str, float]) -> None:
 
             await asyncio.gather(*map(ask, range(ASKERS)))
             assert server.asked(name) == 1, server.asked(name)
-        found["cold_queries_upstream"] = server.udp_queries / RUNS
-        found["cold_coalesced"] = plugin.statistics()["coalesced"] / RUNS
+        found["cold_queries_upstream"] = server.udp_queries / common.RUNS
+        found["cold_coalesced"] = plugin.statistics()["coalesced"] / common.RUNS
         waits.sort()
         found["cold_p50_ms"] = waits[len(waits) // 2] * 1e3
         found["cold_p99_ms"] = waits[len(waits) * 99 // 100] * 1e3

@@ -6,9 +6,6 @@ Medians of 7 runs. "new": a destination that was not asked about before, which i
 from __future__ import annotations
 
 import asyncio
-import statistics
-import time
-from collections.abc import Callable
 
 import common
 import msgspec
@@ -20,16 +17,6 @@ from agentfw_policy.lint import lint
 
 CALLS = 20_000
 AGENT = make_agent("bench")
-
-
-def nanoseconds(function: Callable[[], object], calls: int) -> float:
-    """Median over 7 runs of one call's time."""
-    runs = []
-    for _ in range(7):
-        start = time.perf_counter_ns()
-        function()
-        runs.append((time.perf_counter_ns() - start) / calls)
-    return statistics.median(runs)
 
 
 def plugin(rules: int) -> Plugin:
@@ -77,13 +64,13 @@ def measure(rules: int) -> list[float]:
         for _ in range(CALLS):
             pass
 
-    loop = nanoseconds(empty, CALLS)
+    loop = common.per_call(empty, CALLS)
     return [
-        nanoseconds(allow, CALLS) - loop,
-        nanoseconds(new, 1000),
-        nanoseconds(new_address, 1000),
-        nanoseconds(lambda: request(plain), CALLS) - loop,
-        nanoseconds(lambda: request(conditional), CALLS) - loop,
+        common.per_call(allow, CALLS) - loop,
+        common.per_call(new, 1000),
+        common.per_call(new_address, 1000),
+        common.per_call(lambda: request(plain), CALLS) - loop,
+        common.per_call(lambda: request(conditional), CALLS) - loop,
     ]
 
 
@@ -102,7 +89,7 @@ def metering(meters: int) -> float:
         for _ in range(CALLS):
             flow._count(1400, 0, True)
 
-    return nanoseconds(count, CALLS)
+    return common.per_call(count, CALLS)
 
 
 def main() -> None:
@@ -119,7 +106,7 @@ def main() -> None:
         ("compile 10,000 rules", lambda: plugin(10_000)),
         ("check 10,000 rules", lambda: lint(policy._policy)),
     ):
-        print(f"{what:<30}{nanoseconds(function, 1) / 1e6:>10.0f} ms")
+        print(f"{what:<30}{common.per_call(function, 1) / 1e6:>10.0f} ms")
 
 
 async def _main() -> None:

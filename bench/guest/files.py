@@ -22,10 +22,10 @@ deep = "d/" * 8 + "leaf"
 print(
     json.dumps(
         {
-            "stat": best(300, lambda: os.stat("f1")),  # noqa: PTH116
-            "stat, 8 deeper": best(300, lambda: os.stat(deep)),  # noqa: PTH116
+            "stat": best(300, lambda: os.stat("f1")),
+            "stat, 8 deeper": best(300, lambda: os.stat(deep)),
             "open, close": best(300, lambda: os.close(os.open("f2", os.O_RDONLY))),
-            "list 1,000": best(20, lambda: os.listdir(".")),  # noqa: PTH208
+            "list 1,000": best(20, lambda: os.listdir(".")),
         }
     )
 )
