@@ -14,6 +14,7 @@ from agentfw.config import load_config
 from agentfw.errors import ConfigError
 from agentfw.plugins import PluginManager
 from agentfw.runtime import Runtime
+from agentfw.testing import make_agent
 from agentfw_dns_cache import DnsConfig, Plugin
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -89,8 +90,6 @@ def runtime_with(directory: Path, text: str) -> Runtime:
 
 
 def resolved(runtime: Runtime, name: str) -> Any:
-    from agentfw.testing import make_agent
-
     query = dns.message.make_query(name, "A").to_wire()
     return runtime.plugins.resolve(make_agent(), name, 1, query)
 
@@ -109,7 +108,12 @@ def test_hosts_files_lie_beside_the_configuration_and_the_table_wins(tmp_path: P
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(None, "cannot be read"), ("192.0.2.1 ok.test\nx y.test\n", "hosts:2: bad"), ("192.0.2.1 a..b\n", "hosts:1: bad host")],
+    [
+        (None, "cannot be read"),
+        ("192.0.2.1 ok.test\nx y.test\n", "hosts:2: bad"),
+        ("192.0.2.1 a..b\n", "hosts:1: bad host"),
+        ("".join(f"2001:db8::{number:x} a.test\n" for number in range(300)), "hosts:257: bad host 'a.test': more than 256"),
+    ],
 )
 def test_a_bad_hosts_file_stops_the_start_with_its_line(tmp_path: Path, text: str | None, message: str) -> None:
     async def run() -> None:
@@ -128,6 +132,22 @@ def test_bad_overrides_name_their_key(hosts: dict[str, str]) -> None:
     with pytest.raises(ConfigError) as caught:
         DnsConfig(hosts=hosts)
     assert caught.value.key == f"hosts.{next(iter(hosts))}"
+
+
+def test_an_address_of_thousands_of_names_has_a_reverse(tmp_path: Path) -> None:
+    """A file that blocks names has one address for all of them. It is told with the first ones, each once."""
+
+    async def run() -> None:
+        (tmp_path / "hosts").write_text("".join(f"192.0.2.1 n{number // 2}.test\n" for number in range(10_000)))
+        runtime = runtime_with(tmp_path, "[dns]\nupstream = []\nhosts_files = ['hosts']\n")
+        await runtime.start()
+        name = "1.2.0.192.in-addr.arpa"
+        query = dns.message.make_query(name, "PTR")
+        reply = dns.message.from_wire(await runtime.plugins.resolve(make_agent(), name, 12, query.to_wire()) or b"")
+        assert [item.to_text() for item in reply.answer[0]] == [f"n{number}.test." for number in range(16)]
+        await runtime.stop()
+
+    asyncio.run(run())
 
 
 LABEL = st.from_regex(r"[a-z0-9]{1,3}", fullmatch=True)

@@ -16,6 +16,10 @@ from . import wire
 TTL = 60
 MAX_FILE = 16 << 20
 """Bytes of a hosts file."""
+MAX_ADDRESSES = 256
+"""Of one name: what a reply has room for, and an agent's question may cost."""
+MAX_POINTERS = 16
+"""Names that an address's reverse is answered with, the first ones; files that block names have thousands for one address."""
 Data = tuple[int, bytes]
 """Type and data of a record."""
 _LOOPBACK: list[Data] = [(wire.A, bytes([127, 0, 0, 1])), (wire.AAAA, bytes(15) + b"\1")]
@@ -67,11 +71,15 @@ class Overrides:
         for text in addresses:
             address = ipaddress.ip_address(text)
             record = (wire.A if address.version == 4 else wire.AAAA, address.packed)
-            if record not in records:
-                records.append(record)
+            if record in records:
+                continue
+            if len(records) >= MAX_ADDRESSES:
+                raise DestinationError("host", name, f"more than {MAX_ADDRESSES} addresses")
+            records.append(record)
             if not name.startswith("*."):
-                target = b"".join(bytes([len(label)]) + label.encode() for label in host.split(".")) + b"\0"
-                self.pointers.setdefault(address.reverse_pointer, []).append((wire.PTR, target))
+                pointers = self.pointers.setdefault(address.reverse_pointer, [])
+                if len(pointers) < MAX_POINTERS:
+                    pointers.append((wire.PTR, b"".join(bytes([len(each)]) + each.encode() for each in host.split(".")) + b"\0"))
 
     def find(self, name: str) -> tuple[int, list[Data]] | None:
         """(rcode, records of all types) of a normalised name; None: ask somebody. The most particular entry wins."""
