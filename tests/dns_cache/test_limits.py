@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from math import inf, nan
 from typing import Any
 
 import dns.edns
@@ -98,6 +99,9 @@ async def test_one_agent_waits_for_a_bounded_number(b: Bench) -> None:
         ({"nonsense": 1}, "dns.nonsense"),
         ({"entries": 0}, "dns.entries"),
         ({"entries": 10}, "dns.agent_entries"),
+        *(({name: 2**63 - 1}, f"dns.{name}") for name in ("entries", "agent_entries", "pending", "agent_pending")),
+        *(({name: 2**63 - 1}, f"dns.{name}") for name in ("agent_burst", "synthetic_names")),
+        *(({name: value}, f"dns.{name}") for name in ("timeout", "agent_rate") for value in (inf, nan, 1e300, 5e-324, 0.0, -1.0)),
     ],
 )
 def test_bad_configuration_names_the_key(table: dict[str, Any], key: str) -> None:

@@ -17,8 +17,9 @@ from .overrides import Overrides
 
 log = logging.getLogger("agentfw.dns")
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
+Names = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+Questions = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
+Seconds = Annotated[float, msgspec.Meta(ge=0.001, le=3600)]
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 # The guest's own addresses, and those that its kernel would keep to itself.
@@ -42,9 +43,9 @@ class DnsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     timeout: Seconds = 1.0
     """Of the first try with each upstream; the second gets twice as much."""
     rounds: Annotated[int, msgspec.Meta(ge=1, le=5)] = 2
-    entries: Positive = 16_384
+    entries: Names = 16_384
     """Size of the cache (a reply of more than 512 bytes counts as several)."""
-    agent_entries: Positive = 2048
+    agent_entries: Names = 2048
     """Of these, what names that only one agent asks for may take."""
     min_ttl: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 1
     max_ttl: Annotated[int, msgspec.Meta(ge=1, le=86_400)] = 3600
@@ -55,17 +56,17 @@ class DnsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     """Give an expired answer rather than none."""
     stale_wait: Seconds = 1.8
     stale_keep: Seconds = 3600.0
-    agent_pending: Positive = 256
+    agent_pending: Questions = 256
     """Questions of one agent that wait for an upstream."""
-    pending: Positive = 2048
-    agent_rate: Annotated[float, msgspec.Meta(gt=0)] = 50.0
+    pending: Questions = 2048
+    agent_rate: Annotated[float, msgspec.Meta(ge=0.001, le=1_000_000)] = 50.0
     """Questions a second that one agent may send upstream, on average."""
-    agent_burst: Positive = 500
+    agent_burst: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 500
     name_length: Annotated[int, msgspec.Meta(ge=1, le=253)] = 253
     """Longer names are refused: they carry data, not hosts."""
     synthetic_networks: tuple[str, ...] = ("198.18.0.0/15", "fd4c:8e1b:70a3::/64")
     """One of each family at most; without one, names have no addresses of that kind."""
-    synthetic_names: Positive = 32_768
+    synthetic_names: Names = 32_768
     """Names that stand-ins are given for at a time."""
     agent_names: Annotated[int, msgspec.Meta(ge=1, le=2048)] = 1024
     """Of these, one agent's. The core remembers 4,096 addresses of an agent, and a name has two."""
