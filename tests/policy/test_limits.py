@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from math import inf, nan
 
 import pytest
-from agentfw import Agent, Denied, Destination, ExitReport, hookimpl
+from agentfw import Agent, ConfigError, Denied, Destination, ExitReport, hookimpl
 from agentfw.reports import ExchangeReport
 from agentfw.testing import FakeServer, PathError, Response, fetch, make_agent, running
 from agentfw_native import Config as NativeConfig
@@ -56,6 +57,20 @@ def test_rates() -> None:
     assert state.account is not None
     reached = state.account.check(clock.now)
     assert reached is not None and reached.retry_after == pytest.approx(0.999, abs=0.01)
+
+
+@pytest.mark.parametrize("name", ["requests_per_second", "requests_per_minute"])
+@pytest.mark.parametrize("rate", [0.0, -1.0, 5e-324, 1e-310, 1e-9, 1e300, inf, nan])
+def test_no_rate_is_so_low_or_high_that_nobody_can_be_told_when_to_try_again(name: str, rate: float) -> None:
+    with pytest.raises(ConfigError) as caught:
+        policy(limits={name: rate})
+    assert caught.value.key == f"limits.{name}"
+
+
+@pytest.mark.parametrize("name", ["requests_per_second", "requests_per_minute"])
+def test_the_lowest_rate(name: str) -> None:
+    plugin = policy(allow=["*"], limits={name: 1e-6})
+    assert [asked(plugin, "GET /", A) for _ in range(2)] == ["allowed", f"429 policy.limits.{name}: 1e-06"]
 
 
 @given(st.lists(st.floats(0, 3), min_size=1, max_size=60), st.floats(0.1, 20), st.integers(1, 9))

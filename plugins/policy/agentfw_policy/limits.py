@@ -19,6 +19,8 @@ from .config import NONE, LimitsConfig
 from .rules import Finding
 
 MAX = 1 << 62
+MIN_RATE = 1e-6
+"""Who waits for a token is told for how long."""
 _SIZE = re.compile(r"(\d{1,15})([KMGT]?)(?:i?B)?\Z", re.IGNORECASE)
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 BYTES = ("bytes", "bytes_up", "bytes_down")
@@ -68,9 +70,9 @@ def resolve(*tables: tuple[str, str, LimitsConfig]) -> Limits:
             if value != NONE:
                 try:
                     number = parse_size(value) if name in BYTES else value
-                    if not (number > 0 if name.startswith("requests_per") else number >= (1 if name == "burst" else 0)):
-                        raise ValueError("must be more than 0")
-                    if not math.isfinite(number) or number > MAX:
+                    if not number >= (MIN_RATE if name.startswith("requests_per") else 1 if name == "burst" else 0):
+                        raise ValueError("must be more than 0" if number <= 0 else f"must be at least {MIN_RATE:g}")
+                    if number > MAX:
                         raise ValueError("is too large")
                 except ValueError as error:
                     raise ConfigError(f"{key}.{name}", str(error)) from None
