@@ -100,6 +100,17 @@ def test_mistakes(profiles: dict[str, Any], key: str, text: str) -> None:
     assert caught.value.key == key and text in caught.value.message
 
 
+def test_deep_and_wide_inheritance() -> None:
+    """Twenty layers of two profiles that extend both of the next: a million ways through them, and forty profiles. A chain of a
+    thousand is a mistake, and told as one."""
+    layers = {f"{side}{n}": {"extends": [f"a{n + 1}", f"b{n + 1}"]} for n in range(20) for side in "ab"}
+    plugin = policy(profile={**layers, "a20": {"allow": ["deep.example"]}, "b20": {}})
+    assert verdict(plugin, "tcp://deep.example:1", make_agent("a", policy="a0")) == "allowed"
+    with pytest.raises(ConfigError, match="too deep") as caught:
+        policy(profile={**{f"p{n}": {"extends": f"p{n + 1}"} for n in range(1000)}, "p1000": {}})
+    assert caught.value.key.endswith(".extends")
+
+
 def test_agents_of_different_profiles_share_no_connection() -> None:
     plugin = policy(**PROFILES)
     assert plugin.tenant(make_agent("a")) is None

@@ -28,6 +28,8 @@ from .rules import Rule, RuleSet, labels_fit, parse_addresses, parse_list, parse
 DEFAULT = "default"
 """[policy] itself, as a profile."""
 LABEL = "policy"
+MAX_DEPTH = 32
+"""Profiles that extend one the other."""
 MAX_SETS = 256
 """Rule sets kept, one a profile and set of fitting label rules."""
 
@@ -91,20 +93,28 @@ class Policy:
     def _table(self, name: str) -> RulesConfig:
         return self.config if name == DEFAULT else self.config.profile[name]
 
-    def _lineage(self, name: str, way: tuple[str, ...] = ()) -> list[str]:
+    def _lineage(self, name: str) -> list[str]:
         """The profile and all that it extends, the most particular first, each once."""
+        found: dict[str, None] = {}
+        self._follow(name, (), found)
+        return list(found)
+
+    def _follow(self, name: str, way: tuple[str, ...], found: dict[str, None]) -> None:
         if name in way:
             raise ConfigError(f"profile.{way[-1]}.extends", f"profiles extend each other: {' -> '.join((*way, name))}")
+        if len(way) > MAX_DEPTH:
+            raise ConfigError(f"profile.{way[-1]}.extends", f"too deep: `{way[0]}` extends more than {MAX_DEPTH} one by one")
+        if name in found:
+            return
+        found[name] = None
         table = self._table(name)
-        found = [name]
         if isinstance(table, ProfileConfig):
             extends = (table.extends,) if isinstance(table.extends, str) else table.extends
             for i, other in enumerate(extends):
                 if other != DEFAULT and other not in self.config.profile:
                     key = "extends" if isinstance(table.extends, str) else f"extends.{i}"
                     raise ConfigError(f"profile.{name}.{key}", unknown(other, self.config.profile))
-                found += self._lineage(other, (*way, name))
-        return list(dict.fromkeys(found))
+                self._follow(other, (*way, name), found)
 
     def _profile(self, name: str) -> Profile:
         lineage = self._lineage(name)
