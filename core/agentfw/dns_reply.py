@@ -199,13 +199,14 @@ def chain(reply: Reply, question: wire.Question) -> list[bytes]:
     return names
 
 
-def is_below(name: bytes, zone: bytes) -> bool:
-    """`name` is `zone` or under it; both as in `Record.key`."""
-    while name != zone:
-        if len(name) <= len(zone):
-            return False
-        name = name[1 + name[0] :]
-    return True
+def zones(names: Iterable[bytes]) -> set[bytes]:
+    """The names, and all that they are under, the root ("") too; as in `Record.key`."""
+    found = {b""}
+    for name in names:
+        while name not in found:
+            found.add(name)
+            name = name[1 + name[0] :]
+    return found
 
 
 def sanitised(reply: Reply, question: wire.Question, *, dnssec: bool) -> Reply:
@@ -217,6 +218,7 @@ def sanitised(reply: Reply, question: wire.Question, *, dnssec: bool) -> Reply:
     """
     names = chain(reply, question)
     found = set(names)
+    above, last = zones(names), zones(names[-1:])
     seen: set[bytes] = set()
     kept = []
     for record in reply.records:
@@ -224,16 +226,16 @@ def sanitised(reply: Reply, question: wire.Question, *, dnssec: bool) -> Reply:
             continue
         if record.section == ANSWER:
             if record.rtype == wire.DNAME and question.qtype != wire.DNAME:
-                keep = any(is_below(name, record.key) for name in found)
+                keep = record.key in above
             elif record.rtype == wire.CNAME:
                 keep = record.key in found and record.key not in seen
                 seen.add(record.key)
             elif record.rtype == wire.RRSIG:
-                keep = record.key in found or any(is_below(name, record.key) for name in found)
+                keep = record.key in above
             else:
                 keep = record.key in found and record.rtype == question.qtype
         elif record.rtype == wire.SOA:
-            keep = is_below(names[-1], record.key)
+            keep = record.key in last
         else:
             keep = dnssec and record.rtype in PROOFS
         if keep:

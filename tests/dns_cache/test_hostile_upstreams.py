@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import socket
 import struct
+import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -15,7 +17,7 @@ import dns.rcode
 import dns.rrset
 import pytest
 from agentfw.testing import make_agent
-from agentfw_dns_cache import DnsConfig, Plugin
+from agentfw_dns_cache import DnsConfig, Plugin, wire
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -321,6 +323,54 @@ def test_tcp_in_small_pieces_is_an_answer_and_one_that_drips_for_ever_is_not() -
             dripping.close()
 
     asyncio.run(asyncio.wait_for(drip(), 20))
+
+
+def steps(function: Callable[[], object]) -> int:
+    """Lines and calls of Python that it takes."""
+    count = 0
+
+    def trace(*_: object) -> Any:
+        nonlocal count
+        count += 1
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def records(section: int, *pieces: bytes) -> bytes:
+    counts = [0, 0, 0]
+    counts[section] = len(pieces)
+    return struct.pack("!6H", 5, 0x8180, 1, *counts) + b"\1a\4test\0\0\1\0\1" + b"".join(pieces)
+
+
+def record(owner: bytes, kind: int, data: bytes = b"") -> bytes:
+    return owner + struct.pack("!HHIH", kind, 1, 60, len(data)) + data
+
+
+LONG = [b"\1a\4test\0", *(bytes([1, 98 + i]) + b"\1x" * 126 + b"\0" for i in range(16))]
+CHAIN = [record(one, 5, two) for one, two in itertools.pairwise(LONG)]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        records(0, *CHAIN, *[record(b"\1z\0", 46)] * 1000),  # signatures of no name in the chain
+        records(0, *CHAIN, *[record(b"\1z\0", 39, b"\1y\0")] * 1000),  # DNAME
+        records(1, *(record(b"\xc0\x0e", 6, b"\0\0" + struct.pack("!5I", n, 0, 0, 0, 60)) for n in range(1000))),  # SOA
+        records(1, *[record(b"\1z\0", 6, b"\0\0" + bytes(20))] * 1000),
+        records(0, *(record(b"\xc0\x0c", 1, struct.pack("!I", n)) for n in range(1000))),
+    ],
+)
+def test_the_work_for_a_reply_grows_with_its_records_and_no_faster(message: bytes) -> None:
+    """Long aliases and thousands of records beside them: everybody waits while a reply is read."""
+    query = wire.parse_query(dns.message.make_query("a.test", "A", want_dnssec=True).to_wire())
+    assert steps(lambda: wire.parse_reply(message, query, 5)) < 400 * 1000
 
 
 @settings(max_examples=60, deadline=None)

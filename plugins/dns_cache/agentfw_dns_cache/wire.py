@@ -192,7 +192,9 @@ def parse_reply(wire: bytes, query: Query, message_id: int) -> Reply:
     if soas and not (has_type and whole.rcode == NOERROR):
         negative = min(min(soa.ttl, _TTL.unpack(soa.data[-4:])[0]) for soa in soas)
         # It is told with the TTL that the "no" has: RFC 2308, 3.
-        records = [replace(each, ttl=negative) if each in soas else each for each in records]
+        records = [
+            replace(each, ttl=negative) if each.section == dns_reply.AUTHORITY and each.rtype == SOA else each for each in records
+        ]
     packed, places = dns_reply.written(b"\0\0", 0, query.key[:-1], records)
     return Reply(
         packed,
