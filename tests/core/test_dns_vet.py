@@ -230,6 +230,31 @@ def test_what_is_in_order_passes_byte_for_byte() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("qtype", ["A", "HTTPS"])
+def test_of_thousands_of_addresses_the_first_are_looked_at_and_told(qtype: str) -> None:
+    """What is told from the cache is looked at each time, while everybody waits."""
+    many = [f"93.184.{number >> 8}.{number & 255}" for number in range(3000)]
+    lines = [f"a.test. A {address}" for address in many] if qtype == "A" else [f"a.test. HTTPS 1 . ipv4hint={','.join(many)}"]
+    looked = 0
+
+    class Counted(Resolver):
+        @hookimpl
+        def dial(self, address: str) -> None:
+            nonlocal looked
+            looked += 1
+
+    async def run() -> None:
+        runtime = make_runtime(Counted(zone(*lines)))
+        query = dns.message.make_query("a.test", qtype)
+        message = dns.message.from_wire(await relay.answer(runtime, AGENT, query.to_wire(), udp=False) or b"")
+        first = many[:256]
+        told = [f"a.test. A {each}" for each in first] if qtype == "A" else [f'a.test. HTTPS 1 . ipv4hint="{",".join(first)}"']
+        assert texts(message) == told and looked == 256
+        assert runtime.counters["dns_addresses_removed"] == 3000 - 256
+
+    asyncio.run(run())
+
+
 def test_a_no_keeps_the_soa_of_its_zone_only() -> None:
     soa = "ns. host. 1 2 3 4 60"
     reply = zone(authority=(f"test. SOA {soa}", f"other. SOA {soa}", "test. NS ns.test."), rcode=3)

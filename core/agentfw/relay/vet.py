@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 HOST = {wire.A: "10.0.2.2", wire.AAAA: "fec0::2"}
 """What an agent is told instead of a loopback address, which in the guest would be the guest itself. It is learnt for the name
 like any other; the name is what will be dialled."""
+MAX_ADDRESSES = 256
+"""Of one reply that are looked at and told; of more, the first. Each is held against the policy whenever it is told."""
 _HINTS = {IPV4HINT: (4, wire.A), IPV6HINT: (16, wire.AAAA)}
 _KEPT = 1232
 """Bytes of the longest reply of which it is remembered what is in it."""
@@ -38,10 +40,15 @@ class _Vetting:
     destination: Destination
     learnt: dict[str, None]
     denied: Denied | None = None
+    looked_at: int = 0
     removed: int = 0
 
     def shown(self, data: bytes, rtype: int) -> bytes | None:
         """The address as the agent is told it; None: it is not."""
+        if self.looked_at >= MAX_ADDRESSES:
+            self.removed += 1
+            return None
+        self.looked_at += 1
         address = dns_reply.canonical(data)
         try:
             self.runtime.check_address(self.agent, self.destination, address)
