@@ -50,7 +50,6 @@ class Exchange:
 
     def __init__(self, servers: Sequence[Server], timeout: float, rounds: int, counters: Counter[str]) -> None:
         self.servers = list(servers)
-        """Also those of a newer configuration, from the next question on."""
         self.timeout = timeout
         self.rounds = rounds
         self.counters = counters
