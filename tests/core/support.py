@@ -266,6 +266,21 @@ async def read_response(flow: MemoryFlow) -> tuple[int, dict[str, str], bytes]:
     return int(head[0].split()[1]), fields, body
 
 
+class Stream:
+    """A server's handler whose answer is a stream: its first piece, and once `more` is set one after the other, without end."""
+
+    def __init__(self) -> None:
+        self.more = asyncio.Event()
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while True:
+            writer.write(b"5\r\nhello\r\n")
+            await writer.drain()
+            await self.more.wait()
+
+
 class Recorder:
     """A server's handler that keeps the requests it gets, whole, and answers each with `answer` (or what it returns)."""
 

@@ -15,7 +15,7 @@ from agentfw_native import Plugin as Native
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .support import Names, Recorder, TlsOnce, async_test, guest, lookup, offload, read_response, running, serving
+from .support import Names, Recorder, Stream, TlsOnce, async_test, guest, lookup, offload, read_response, running, serving
 
 AGENT = make_agent()
 
@@ -155,24 +155,15 @@ async def test_http_is_answered_before_and_reset_amid() -> None:
 
 @async_test
 async def test_a_streaming_answer_is_cut() -> None:
-    more = asyncio.Event()
-
-    async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-        while True:
-            writer.write(b"5\r\nhello\r\n")
-            await writer.drain()
-            await more.wait()
-
-    async with serving(endless) as port, running(*plugins()) as runtime:
+    stream = Stream()
+    async with serving(stream) as port, running(*plugins()) as runtime:
         meter = Meter(refuse, max_down=1000)
         runtime.traffic(AGENT).attach(meter)
         async with guest(runtime, "127.0.0.1", port, agent=AGENT) as flow:
             await flow.guest_send(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
             assert b"200 OK" in await flow.guest_read_until(b"hello\r\n")
             assert meter.connections == 1
-            more.set()
+            stream.more.set()
             with pytest.raises(ConnectionResetError):
                 while await flow.guest_receive():
                     pass

@@ -18,7 +18,7 @@ from agentfw.runtime import Runtime
 from agentfw.testing import MemoryFlow, make_agent
 from agentfw_policy import Plugin
 
-from ..core.support import Names, Recorder, TlsOnce, async_test, guest, lookup, offload, read_response, serving
+from ..core.support import Names, Recorder, Stream, TlsOnce, async_test, guest, lookup, offload, read_response, serving
 from .support import Clock, asked, policy, verdict
 
 BASE = {"allow_addresses": ["127.0.0.1/32"]}
@@ -84,20 +84,10 @@ async def test_a_raw_flow_is_reset() -> None:
 
 @async_test
 async def test_a_kept_connection_and_a_stream() -> None:
-    more = asyncio.Event()
-
-    async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-        while True:
-            writer.write(b"5\r\nhello\r\n")
-            await writer.drain()
-            await more.wait()
-
-    server = Recorder()
+    server, streaming = Recorder(), Stream()
     async with (
         serving(server, "a.example") as port,
-        serving(endless) as streaming,
+        serving(streaming) as stream_port,
         serving_agents(allow=["a.example"]) as (runtime, _),
     ):
         for agent in (RED, BLUE):
@@ -105,14 +95,14 @@ async def test_a_kept_connection_and_a_stream() -> None:
         async with (
             guest(runtime, "127.0.0.1", port, agent=RED) as kept,
             guest(runtime, "127.0.0.1", port, agent=BLUE) as untouched,
-            guest(runtime, "127.0.0.1", streaming, agent=RED) as stream,
+            guest(runtime, "127.0.0.1", stream_port, agent=RED) as stream,
         ):
             request = f"GET / HTTP/1.1\r\nHost: a.example:{port}\r\n\r\n".encode()
             for flow in (kept, untouched):
                 assert (await offload(flow, "a.example"))["ok"]
                 await flow.guest_send(request)
                 assert (await read_response(flow))[0] == 200
-            await stream.guest_send(f"GET / HTTP/1.1\r\nHost: a.example:{streaming}\r\n\r\n".encode())
+            await stream.guest_send(f"GET / HTTP/1.1\r\nHost: a.example:{stream_port}\r\n\r\n".encode())
             await stream.guest_read_until(b"hello\r\n")
             await reload(runtime, allow=["a.example"], rule=[{"action": "deny", "host": "a.example", "labels": {"team": "red"}}])
             with pytest.raises(ConnectionResetError):
@@ -122,7 +112,7 @@ async def test_a_kept_connection_and_a_stream() -> None:
                 await read_response(kept)
             await untouched.guest_send(request)
             assert (await read_response(untouched))[0] == 200
-            more.set()
+            streaming.more.set()
         assert len(server.requests) == 3, "not a byte more went out"
 
 

@@ -11,7 +11,6 @@ from agentfw.errors import DestinationError
 from agentfw.relay.dns import answer
 from agentfw.testing import make_runtime
 from agentfw_policy.explain import explain
-from agentfw_policy.profiles import Policy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -113,7 +112,3 @@ def test_addresses(address: str) -> None:
             except Denied:
                 dialled = False
             assert dialled is not denied, spelling
-
-
-def test_one_policy_object() -> None:
-    assert isinstance(PLUGIN._policy, Policy)
