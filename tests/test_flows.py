@@ -249,6 +249,11 @@ def test_reset(error: int | None) -> None:
         assert guest.get("error") == (error or 104), "the first counts"
         with pytest.raises(BrokenPipeError):
             await flow.send(b"x")
+        flow.close()
+        guest.write(b"on its way before the guest looked")
+        peer.kick(0, 4)
+        await peer.settle()
+        assert guest.get("error") == (error or 104), "it is not forgotten, either"
 
     run(test)
 

@@ -53,9 +53,9 @@ void afw_flow_flags(struct afw_worker *w, uint32_t vm, uint32_t flow, uint32_t h
     struct flow_view v;
     if (!flow_at(w, vm, flow, &v))
         return;
+    if (hflags & ~v.own->hflags & AFW_HF_RESET)
+        v.shared->error = ECONNRESET;            /* after afw_flow_reset() its errno stays */
     v.own->hflags |= hflags;
-    if (v.own->hflags & AFW_HF_RESET)
-        v.shared->error = ECONNRESET;
     store_release(&v.shared->hflags, v.own->hflags);
     ready(w, &v, vm, flow);
 }
