@@ -532,6 +532,14 @@ def test_what_may_be_written_and_made(make: MakeVfs, tree: Path) -> None:
     assert vfs.error("mkdir", "/w/x") == "EDQUOT" and vfs.pwrite(handle, b"n" * 5000, 0) == 5000
 
 
+def test_rules_about_calls_are_not_about_files(make: MakeVfs, tree: Path) -> None:
+    """Mounts that overlap keep nothing where it is, if no rule is about files."""
+    vfs = make(mounts={"/w": (tree, WRITABLE), "/inner": (tree / "work/vault", WRITABLE)})
+    assert vfs.rules(compile_rules(deny=["symlink"], write_bytes=1000)) == 0
+    vfs.rename("/w/work", "/w/other")
+    assert vfs.read("/w/other/vault/key.txt") == vfs.read("/inner/key.txt") == SECRET
+
+
 def test_a_hole_is_written_too(make: MakeVfs, tmp_path: Path) -> None:
     """One byte far behind the end, and what is before it could be filled through a mapping."""
     vfs = make(mounts={"/w": (tmp_path, WRITABLE)})

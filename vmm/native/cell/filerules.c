@@ -60,6 +60,9 @@ int path_rule(struct vfs *vfs, const char *path, int *above)
 {
     struct rules *r = vfs->vm->rules;
     char other[PATH_MAX];
+    *above = 0;
+    if (!rules_files(r))
+        return 0;                    /* calls or limits only */
     int up, action = rules_path(r, path, above);
     for (uint32_t k = 0; k < 2 * aliases; k++) {
         int is = other_name(&alias[k / 2], k & 1, path, other);
@@ -80,6 +83,8 @@ int paths_may_move(struct vfs *vfs, const char *from, const char *to)
 {
     const struct rules *r = vfs->vm->rules;
     char old[PATH_MAX], new[PATH_MAX];
+    if (!rules_files(r))
+        return 1;
     if (!rules_may_move(r, from, to))
         return 0;
     for (uint32_t k = 0; k < 2 * aliases; k++) {
