@@ -532,6 +532,18 @@ def test_what_may_be_written_and_made(make: MakeVfs, tree: Path) -> None:
     assert vfs.error("mkdir", "/w/x") == "EDQUOT" and vfs.pwrite(handle, b"n" * 5000, 0) == 5000
 
 
+def test_what_cannot_be_made_takes_no_name(make: MakeVfs, tmp_path: Path) -> None:
+    """As in a directory of somebody else, where Python tries to keep what it compiled at each import; here where nobody can."""
+    vfs = make(mounts={"/w": (tmp_path, WRITABLE), "/p": (Path("/dev/pts"), WRITABLE)})
+    vfs.write("/w/a", b"")
+    assert vfs.rules(compile_rules(creates=1)) == 0
+    for _ in range(3):
+        assert vfs.error("open", "/p/x", os.O_CREAT | os.O_WRONLY) in ("EACCES", "EROFS")
+        assert vfs.error("mkdir", "/p/x") == vfs.error("symlink", "y", "/p/x") in ("EPERM", "EROFS", "EACCES")
+    vfs.mkdir("/w/d")
+    assert vfs.error("mkdir", "/w/e") == vfs.error("link", "/w/a", "/w/b") == "EDQUOT"
+
+
 def test_rules_about_calls_are_not_about_files(make: MakeVfs, tree: Path) -> None:
     """Mounts that overlap keep nothing where it is, if no rule is about files."""
     vfs = make(mounts={"/w": (tree, WRITABLE), "/inner": (tree / "work/vault", WRITABLE)})

@@ -26,6 +26,13 @@ int take_name(struct vfs *vfs)
     return vfs->vm->rules ? rules_take_name(vfs->vm->rules) : 0;
 }
 
+int made_name(struct vfs *vfs, int r)
+{
+    if (r < 0 && vfs->vm->rules)
+        rules_give_name(vfs->vm->rules);
+    return r;
+}
+
 static int64_t op_mkdir(struct vfs *vfs, const uint64_t a[6])
 {
     struct place p, dir;
@@ -43,7 +50,7 @@ static int64_t op_mkdir(struct vfs *vfs, const uint64_t a[6])
     if (dir.kind == BACK_TMP)
         r = tmpfs_create(vfs->tmpfs, dir.tmp, name, S_IFDIR | ((uint32_t)a[2] & 07777), 0, &made);
     else if (!(r = take_name(vfs)))
-        r = mkdirat(dir.fd, name, (mode_t)a[2] & MODE_BITS) < 0 ? -errno : 0;
+        r = made_name(vfs, mkdirat(dir.fd, name, (mode_t)a[2] & MODE_BITS) < 0 ? -errno : 0);
     place_done(&dir);
     return r;
 }
@@ -155,7 +162,7 @@ static int64_t op_symlink(struct vfs *vfs, const uint64_t a[6])
     if (dir.kind == BACK_TMP)
         r = tmpfs_create(vfs->tmpfs, dir.tmp, name, S_IFLNK | 0777, target, &made);
     else if (!(r = take_name(vfs)))
-        r = symlinkat(target, dir.fd, name) < 0 ? -errno : 0;
+        r = made_name(vfs, symlinkat(target, dir.fd, name) < 0 ? -errno : 0);
     place_done(&dir);
     return r;
 }
@@ -182,7 +189,7 @@ static int link_places(struct vfs *vfs, const struct place *from, const struct p
         r = place_parent(vfs, from, &d1, &n1);
         if (!r) {
             r = take_name(vfs);
-            r = r < 0 ? r : linkat(d1.fd, n1, d2.fd, n2, 0) < 0 ? -errno : 0;
+            r = r < 0 ? r : made_name(vfs, linkat(d1.fd, n1, d2.fd, n2, 0) < 0 ? -errno : 0);
             place_done(&d1);
         }
     }

@@ -151,8 +151,9 @@ static int64_t open_place(struct vfs *vfs, struct place *p, int flags, uint32_t 
         if (!p->exists && (r = take_name(vfs)) < 0)
             return r;
         fd = host_open_file(p, (flags & OPEN_KEPT) | (p->exists ? 0 : O_CREAT | (flags & O_EXCL)), p->exists ? 0 : mode & MODE_BITS);
+        /* (in a system mount the file may have been made, and then not be readable) */
         if (fd < 0)
-            return fd;
+            return p->exists || p->back->flags & AFW_MOUNT_SYSTEM ? fd : made_name(vfs, fd);
         break;
     case BACK_TMP:
         r = open_tmp(vfs, p, flags, mode & 07777);

@@ -464,6 +464,12 @@ int rules_take_name(struct rules *r)
     return 0;
 }
 
+void rules_give_name(struct rules *r)
+{
+    if (r->head.creates != UINT64_MAX)
+        r->head.creates++;
+}
+
 int rules_error(const struct rules *r)
 {
     return (int)r->head.error;

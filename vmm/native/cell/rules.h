@@ -45,6 +45,7 @@ const char *rules_op_name(uint32_t op);              /* of the system call that 
 uint64_t rules_take_bytes(struct rules *r, uint64_t want);
 void rules_give_back(struct rules *r, uint64_t bytes);           /* granted, but not written */
 int rules_take_name(struct rules *r);                            /* 0, or -EDQUOT */
+void rules_give_name(struct rules *r);                           /* taken, but not made */
 int rules_files(const struct rules *r);              /* is there any about files? */
 int rules_guest(const struct rules *r, uint32_t syscall);
 #endif

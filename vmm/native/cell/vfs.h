@@ -222,4 +222,5 @@ int64_t name_op(struct vfs *vfs, const struct afw_sqe *sqe);
 /* The place's directory, in which something is to be changed, and for host directories a descriptor in it */
 int change_in(struct vfs *vfs, const struct place *p, struct place *dir, const char **name);
 int take_name(struct vfs *vfs);      /* a name more in a host directory: 0, or -EDQUOT */
+int made_name(struct vfs *vfs, int r);           /* r of the call that it was taken for; an error: it is given back */
 #endif
