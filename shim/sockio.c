@@ -98,7 +98,11 @@ static s64 dgram_send(struct sock *s, struct io *io, u32 msg, const struct addr 
             break;
         if (!c || (c->writer != &s->s.f && s->domain != AF_UNIX))
             return n;                /* UDP: lost */
-        file_wait(s, msg, c->writer ? deadline : deadline_after(1000000));
+        u64 soon = deadline_after(1000000);          /* who reads a socket of many senders tells none of them */
+        if (c->writer || deadline < soon || LATER(s) || msg & MSG_DONTWAIT)
+            file_wait(s, msg, deadline);
+        else if (io_wait(&s->s.f.wq, soon) == -EINTR)
+            fail(deadline == NEVER ? -ERESTARTSYS : -EINTR);
     }
     u32 size;
     void *ip = addr_ip(&show, &size);

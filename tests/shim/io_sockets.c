@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -360,6 +361,35 @@ static void unix_sockets(void)
     T(close(c) + close(l));
 }
 
+#define FRAMES 100
+static void *drain(void *fd)
+{
+    static char frame[4000];
+    usleep(30000);
+    for (int i = 0; i < FRAMES; i++)
+        if (recv((int)(long)fd, frame, sizeof frame, 0) != sizeof frame)
+            return (void *)1;
+    return 0;
+}
+
+/* More datagrams than the receiver has room for: the sender waits, as long as that takes. */
+static void unix_datagrams(void)
+{
+    struct sockaddr_un a = un("agentfw-io-datagrams", 1);
+    socklen_t len = 2 + 1 + 20;
+    int to = socket(AF_UNIX, SOCK_DGRAM, 0), from = socket(AF_UNIX, SOCK_DGRAM, 0), sent = 0;
+    pthread_t t;
+    void *wrong = 0;
+    T(bind(to, (void *)&a, len));
+    T(connect(from, (void *)&a, len));
+    CHECK(!pthread_create(&t, 0, drain, (void *)(long)to));
+    for (int i = 0; i < FRAMES; i++)
+        sent += send(from, buf, 4000, 0) == 4000;
+    T(sent);
+    CHECK(!pthread_join(t, &wrong) && !wrong);
+    T(close(to) + close(from));
+}
+
 int main(void)
 {
     setvbuf(stdout, 0, _IOLBF, 0);
@@ -368,5 +398,6 @@ int main(void)
     tcp6();
     udp();
     unix_sockets();
+    unix_datagrams();
     return 0;
 }

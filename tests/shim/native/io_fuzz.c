@@ -64,7 +64,7 @@ int wake_all(struct waitq *q)
         waitq_del(q->first);
     return 0;
 }
-int block(u64 deadline) { return deadline == NEVER ? -EINTR : -ETIMEDOUT; }
+int block(u64 deadline) { return deadline == NEVER || !(rand() % 8) ? -EINTR : -ETIMEDOUT; }
 u64 now_mono(void) { return moment += 1000; }
 u64 now_real(void) { return now_mono() + 5; }
 u64 deadline_after(u64 n) { return now_mono() + n; }
