@@ -273,6 +273,21 @@ def test_images_count_for_little() -> None:
     assert 1000 <= made.tokens < 1100
 
 
+@pytest.mark.parametrize(
+    ("content", "least"),
+    [
+        (b'{"data":";base64,' + b"A" * 400_000 + b'"}', 0),
+        (b'{"data":"data:image/png;base64,' + b"A" * 400_000 + b'"}', 1000),
+        (b'"x;base64,' + b"word after word " * 25_000 + b'"', 100_000),
+    ],
+    ids=["two marks", "both marks", "a prompt"],
+)
+def test_what_counts_for_little_counts_once(content: bytes, least: int) -> None:
+    """An agent's estimate was below zero, and so took from what it had used."""
+    made, _ = request([b'{"model":"m","messages":[' + content + b"]}"])
+    assert least <= made.tokens < least + 1100
+
+
 def test_names_are_made_harmless() -> None:
     made, _ = request([msgspec.json.encode({"model": "a\x1b[31m\n" + "x" * 500})])
     assert made.model.startswith("a\\x1b[31m\\n") and len(made.model) == 128

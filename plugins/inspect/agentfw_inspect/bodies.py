@@ -37,6 +37,8 @@ MEDIA_TOKENS = 1000
 """Of an estimate: for an image or a file in the request."""
 
 _USAGE = re.compile(rb'(?<!\\)"usage(?:Metadata)?"\s*:\s*(?=\{)')
+_BASE64 = re.compile(rb"[A-Za-z0-9+/=_\\-]+")
+"""No marker's last character is one of these, so that no byte is found behind two of them. (Nor is a blank: no prompt is.)"""
 _MODEL = re.compile(rb'\s*\{\s*(?:"[a-z_]{1,32}"\s*:\s*[\w.+-]{1,32}\s*,\s*){0,16}"model"\s*:\s*("[^"\\]{1,256}")')
 """At the beginning of a request, behind nothing but numbers and truth values."""
 
@@ -140,20 +142,17 @@ class RequestWatch:
 
 def _text_size(part: msgspec.Raw) -> int:
     """Bytes that count as text: encoded images and files count for MEDIA_TOKENS each."""
-    size = len(part)
-    if size < 1024:
+    size, most = len(part), MEDIA_TOKENS * CHARACTERS_A_TOKEN
+    if size <= most:
         return size
     data = bytes(part)
-    at = 0
     for marker in (b";base64,", b'"data":"', b'"data": "'):
         at = 0
         while (start := data.find(marker, at)) >= 0:
             start += len(marker)
-            at = data.find(b'"', start)
-            if at < 0:
-                break
-            if at - start > MEDIA_TOKENS * CHARACTERS_A_TOKEN:
-                size -= at - start - MEDIA_TOKENS * CHARACTERS_A_TOKEN
+            encoded = _BASE64.match(data, start)
+            at = start if encoded is None else encoded.end()
+            size -= max(at - start - most, 0)
     return size
 
 
