@@ -549,6 +549,26 @@ async def test_calls_are_not_let_in_by_their_heads_alone(budget: BudgetConfig, p
     assert run.asked_cost == run.asked_output == run.asked_input == 0
 
 
+@pytest.mark.parametrize("claimed", [10**12, 10**307, 10**400], ids=["much", "a float's most", "no float"])
+@async_test
+async def test_no_claim_of_one_agent_uses_up_what_others_share(claimed: int) -> None:
+    """Its call is in flight all the while; nor do others' reservations get lost in its own when that is taken back."""
+    limits = BudgetConfig(per="run", tokens=10_000_000), BudgetConfig(per="run", cost=100.0)
+    async with model(Config(budget=limits, prices=PRICES), tokens_per_second=20, reply_tokens=4000) as setup:
+        evil, good, third = make_agent("evil"), make_agent("good"), make_agent("third")
+        async with connected(setup, agent=good) as flow:
+            await flow.guest_send(head(chat(stream=True, max_tokens=2000)))
+            await flow.guest_read_until(b"data:")
+            reserved = setup.plugin._run.reserved_cost
+            assert reserved > 0.02
+            async with connected(setup, agent=evil) as other:
+                await other.guest_send(head(chat(stream=True, max_tokens=claimed)))
+                assert b" 200 " in await other.guest_read_until(b"\r\n\r\n")
+                assert (await ask(setup, chat(max_tokens=1), agent=third))[0] == 200
+            await until(lambda: setup.plugin._run.in_flight == 1)
+            assert setup.plugin._run.reserved_cost == pytest.approx(reserved)
+
+
 @pytest.mark.parametrize("scheme", ["tls", "tcp", "udp"])
 @async_test
 async def test_what_cannot_be_counted_is_no_way_past_a_budget(scheme: str) -> None:

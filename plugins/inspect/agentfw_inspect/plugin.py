@@ -28,6 +28,9 @@ OPAQUE = frozenset({"tcp", "tls", "udp"})
 """Schemes without requests that could be seen."""
 OUTPUT_RESERVED = 1024
 """Tokens reserved for a call that names no limit of its own."""
+MOST_RESERVED = 1 << 21
+"""Tokens reserved at most, in and out: no model takes or gives more, whatever a request says. (And a cost of 1e300, added and
+taken off again, would leave nothing of others' in the sum.)"""
 _LIMITS = ("x-ratelimit-", "anthropic-ratelimit-", "retry-after", "x-should-retry")
 _READABLE = frozenset({"gzip", "x-gzip", "deflate", "identity"})
 
@@ -168,7 +171,8 @@ class Plugin:
         live.begin()
         if self._budgets:
             length = head.headers.get("content-length") or "0"
-            live.reserve(-(-int(length) // CHARACTERS_A_TOKEN) if length.isdecimal() else 0, OUTPUT_RESERVED, 0.0)
+            inputs = -(-int(length) // CHARACTERS_A_TOKEN) if length.isdecimal() else 0
+            live.reserve(min(inputs, MOST_RESERVED), OUTPUT_RESERVED, 0.0)
         coding = head.headers.get("content-encoding")
         readable = coding is None or coding.lower() == "identity"
         live.request = RequestWatch(readable, lambda: self._asked(live), self._room_of(agent))
@@ -192,7 +196,7 @@ class Plugin:
         if not self._budgets or live.request is None:
             return
         self._check_price(live, live.request.model or live.call.model)
-        inputs, outputs = live.request.tokens, live.request.max_tokens or OUTPUT_RESERVED
+        inputs, outputs = (min(n, MOST_RESERVED) for n in (live.request.tokens, live.request.max_tokens or OUTPUT_RESERVED))
         if live.call.operation == "embedding":
             outputs = 0
         models = (live.request.model or live.call.model,)
