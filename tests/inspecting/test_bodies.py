@@ -89,6 +89,13 @@ def test_compressed_bodies_are_read(name: str, coding: str, encode: Callable[[by
     assert facts(watch(case, pieces(encode(case[-1]), where), coding)) == facts(watch(case, [case[-1]]))
 
 
+def test_nothing_behind_a_compressed_bodys_end_is_kept() -> None:
+    case = CASES["message stream"]
+    made = watch(case, [gzip.compress(case[-1]), *[b"more" * 100] * 100], "gzip")
+    assert made.reading.complete and made._inflate is not None and made._inflate._stream is not None
+    assert not made._inflate._stream.unused_data
+
+
 @pytest.mark.parametrize("coding", ["br", "zstd", "gzip, br"])
 def test_other_codings_are_not_read(coding: str) -> None:
     made = watch(CASES["chat"], [b"\x8b\x00..."], coding)

@@ -308,6 +308,8 @@ class Inflate:
             # gzip, zlib or, as some send "deflate", neither's head (RFC 1950 2.2: a zlib head is a multiple of 31)
             zlib_head = piece[0] & 15 == 8 and int.from_bytes(piece[:2]) % 31 == 0
             self._stream = zlib.decompressobj(wbits=47 if zlib_head or piece.startswith(b"\x1f\x8b") else -15)
+        if self._stream.eof:
+            return  # as clients do with what comes behind the end; zlib would keep all of it
         out = self._stream.decompress(piece, EXPANSION)
         if self._stream.unconsumed_tail:
             raise ValueError("a piece of the body becomes too much")
