@@ -438,6 +438,20 @@ async def test_agents_that_ended_are_folded_and_others_are_not() -> None:
     assert rows["a0"] == 1 and sum(rows.values()) == 10 and "(other)" in rows and len(rows) <= 5
 
 
+@async_test
+async def test_a_budget_counts_on_however_many_agents_and_labels_there_are() -> None:
+    """An agent's row was folded while its budget still counted by it: of what it used from then on, nothing was seen."""
+    async with model(Config(budget=(BudgetConfig(calls=2),))) as setup:
+        setup.plugin._agents._limit = setup.plugin._labels._limit = 4
+        agent = make_agent("old")
+        assert (await ask(setup, chat(), agent=agent))[0] == 200
+        for n in range(10):
+            other = make_agent(f"a{n}", task=str(n))
+            await ask(setup, chat(), agent=other)
+            setup.runtime.agent_exited(other, ExitReport("code"))
+        assert [(await ask(setup, chat(), agent=agent))[0] for _ in range(3)] == [200, 403, 403]
+
+
 # ---- budgets
 
 

@@ -113,7 +113,7 @@ class Plugin:
         """By agent's id, of those that have called a model and have not ended."""
         self._rooms: dict[str, Room] = {}
         """By agent's id."""
-        self._agents = Rows(MAX_AGENTS, lambda name: name not in self._rows)
+        self._agents = Rows(MAX_AGENTS, lambda name: name not in self._rows and name not in self._accounts)
         self._labels = Rows(MAX_LABELS, self._label_may_fold)
         self._models = Rows(MAX_MODELS)
         self._destinations = Rows(MAX_DESTINATIONS)
