@@ -331,6 +331,21 @@ async def test_another_file_after_a_reload(tmp_path: Path) -> None:
     assert [line["event"] for line in lines(tmp_path / "b")] == ["two"]
 
 
+@async_test
+async def test_reloads_that_others_refuse_leave_no_file_open(tmp_path: Path) -> None:
+    def opened() -> list[str]:
+        found = [str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+        return sorted(place for place in found if place.startswith(str(tmp_path)))
+
+    plugin = Plugin(Config(str(tmp_path / "a")))
+    async with running(plugin) as runtime:
+        for _ in range(5):
+            plugin.reconfigure(Config(str(tmp_path / "b")))
+        assert opened() == [str(tmp_path / "a"), str(tmp_path / "b")]
+        runtime.audit(AuditEvent.about("one"))
+    assert opened() == [] and [line["event"] for line in lines(tmp_path / "a")] == ["one"]
+
+
 @pytest.mark.parametrize(
     "table", ['file = ""', 'file = "a"\nkeep = -1', 'file = "a"\nmax_bytes = 1', 'file = "a"\nevents = ["all"]', ""]
 )

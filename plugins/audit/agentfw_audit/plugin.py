@@ -34,6 +34,8 @@ class Plugin:
         self._base = Path()
         self._sees: Callable[[Path], bool] = lambda path: False
         self._writer: Writer | None = None
+        self._prepared: LogFile | None = None
+        """Of a reload that has not been committed; maybe it never is, for another plugin refused."""
         self._wanted = frozenset(config.events)
         self._encoder = msgspec.json.Encoder()
         self._shares = Shares(lambda facts: self._put({"time": time.time(), "event": "dropped", **facts}))
@@ -64,14 +66,21 @@ class Plugin:
     def reconfigure(self, config: Config) -> Callable[[], None]:
         """Another file, or other events. The new file is opened first; the old one has what happened before."""
         self._check(self._path(config))
-        file = self._open(config) if self._writer is not None else None
+        self._close_prepared()
+        self._prepared = self._open(config) if self._writer is not None else None
 
         def commit() -> None:
             self._config, self._wanted = config, frozenset(config.events)
+            file, self._prepared = self._prepared, None
             if self._writer is not None and file is not None:
                 self._writer.turn_to(file, config.buffer_bytes)
 
         return commit
+
+    def _close_prepared(self) -> None:
+        if self._prepared is not None:
+            self._prepared.close()
+            self._prepared = None
 
     @hookimpl(tryfirst=True)
     def start(self, runtime: Runtime) -> None:
@@ -86,6 +95,7 @@ class Plugin:
     async def stop(self) -> None:
         writer = self._writer
         self._shares.end()
+        self._close_prepared()
         if writer is not None:
             await asyncio.get_running_loop().run_in_executor(None, writer.stop, STOP_SECONDS)
 
