@@ -346,6 +346,23 @@ async def test_reloads_that_others_refuse_leave_no_file_open(tmp_path: Path) -> 
     assert opened() == [] and [line["event"] for line in lines(tmp_path / "a")] == ["one"]
 
 
+@async_test
+async def test_a_disk_that_takes_too_long_at_the_end_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    moves = threading.Event()
+    monkeypatch.setattr("agentfw_audit.plugin.STOP_SECONDS", 0.1)
+    monkeypatch.setattr(LogFile, "write", lambda self, lines: moves.wait(20))
+    plugin = Plugin(Config(str(tmp_path / "a")))
+    try:
+        async with running(plugin) as runtime:
+            runtime.audit(AuditEvent.about("one"))
+    finally:
+        moves.set()
+    assert "lacks its end" in caplog.text
+    assert plugin._writer is not None and plugin._writer.stop(10)
+
+
 @pytest.mark.parametrize(
     "table", ['file = ""', 'file = "a"\nkeep = -1', 'file = "a"\nmax_bytes = 1', 'file = "a"\nevents = ["all"]', ""]
 )

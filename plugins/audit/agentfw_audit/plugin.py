@@ -16,7 +16,7 @@ from agentfw.runtime import Runtime
 
 from .config import Config
 from .shares import Shares
-from .writer import LogFile, Writer
+from .writer import LogFile, Writer, log
 
 STOP_SECONDS = 5.0
 ONCE = frozenset({"agent_stopped", "budget_used_up", "budget_warning", "exit", "reload"})
@@ -96,8 +96,8 @@ class Plugin:
         writer = self._writer
         self._shares.end()
         self._close_prepared()
-        if writer is not None:
-            await asyncio.get_running_loop().run_in_executor(None, writer.stop, STOP_SECONDS)
+        if writer is not None and not await asyncio.get_running_loop().run_in_executor(None, writer.stop, STOP_SECONDS):
+            log.error("the audit log %s lacks its end: the disk took longer than %g s", self._config.file, STOP_SECONDS)
 
     # -- lines
 
