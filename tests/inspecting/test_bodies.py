@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import tracemalloc
 import zlib
 from collections.abc import Callable
 from itertools import count
@@ -208,7 +209,21 @@ def test_usage_at_the_end_of_a_large_document(sizes: int) -> None:
     body = json.dumps({"data": vectors, "model": "m", "usage": {"prompt_tokens": 55, "total_tokens": 55}}).encode()
     made = watch(("openai", "embedding", False, JSON, b""), [body[i : i + sizes] for i in range(0, len(body), sizes)])
     assert (made.reading.input, made.reading.output, made.unreadable) == (55, 0, 0)
-    assert made._document == []
+    assert not made._document
+
+
+@pytest.mark.parametrize("name", ["chat", "chat stream", "generate array"])
+def test_small_pieces_take_no_more_room_than_large_ones(name: str) -> None:
+    provider, operation, array, kind, _ = CASES[name]
+    made = ResponseWatch(provider, operation, array, Reading(), lambda: 0.0)
+    made.begin(kind, [])
+    made({"chat": b'{"', "chat stream": b"data: ", "generate array": b'[{"'}[name], False)
+    tracemalloc.start()
+    for n in range(100_000):
+        made(b"%02d" % (n % 100), False)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1_000_000
 
 
 # ---- requests

@@ -173,7 +173,7 @@ class ResponseWatch:
         self._clock = clock
         self._dialect: Dialect | None = _dialect(provider, operation)
         self._stream: Events | None = ArrayStream() if pieces else None
-        self._document: list[bytes] | None = []
+        self._document = bytearray()
         self._size = 0
         self._inflate: Inflate | None = None
 
@@ -201,7 +201,7 @@ class ResponseWatch:
     def _give_up(self) -> None:
         self.unreadable += 1
         self._dialect = None
-        self._document = None
+        self._document = bytearray()
         self._stream = None if self._stream is None else type(self._stream)()
 
     def __call__(self, piece: bytes, last: bool) -> None:
@@ -239,16 +239,17 @@ class ResponseWatch:
             self.first_token = self._clock()
 
     def _gather(self, piece: bytes, last: bool) -> None:
-        assert self._dialect is not None and self._document is not None
-        if piece:
-            self._document.append(piece)
-            self._size += len(piece)
-            if self._size > DOCUMENT_MAX and len(self._document) > 1:
-                self._document = [b"".join(self._document)[-TAIL:]]
-        if not last or not self._document:
+        assert self._dialect is not None
+        self._size += len(piece)
+        if not last:
+            self._document += piece if self._size <= DOCUMENT_MAX else piece[-TAIL:]
+            if self._size > DOCUMENT_MAX:
+                del self._document[:-TAIL]
             return
-        data = self._document[0] if len(self._document) == 1 else b"".join(self._document)
-        self._document = []
+        data = bytes(self._document + piece) if self._document else piece
+        self._document = bytearray()
+        if not data:
+            return
         try:
             if self._size <= DOCUMENT_MAX:
                 self._dialect.document(data, self.reading)

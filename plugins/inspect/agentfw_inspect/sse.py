@@ -15,12 +15,11 @@ _BOM = b"\xef\xbb\xbf"
 class EventStream:
     """Server-sent events (HTML living standard, section 9.2.6: lines end with CRLF, LF or CR)."""
 
-    __slots__ = ("_after_cr", "_data", "_event", "_held", "_held_size", "_size", "_skip_line", "_started", "oversize")
+    __slots__ = ("_after_cr", "_data", "_event", "_held", "_size", "_skip_line", "_started", "oversize")
 
     def __init__(self) -> None:
-        self._held: list[bytes] = []
-        """Of the line that has no end yet."""
-        self._held_size = 0
+        self._held = bytearray()
+        """Of the line that has no end yet. (Not a list of pieces: a server may send two bytes at a time: each would take 43.)"""
         self._size = 0
         """Bytes of the event's lines so far."""
         self._data: list[bytes] = []
@@ -49,8 +48,8 @@ class EventStream:
         rest = lines.pop()
         for line in lines:
             if self._held:
-                line = b"".join([*self._held, line])
-                self._held, self._held_size = [], 0
+                line = bytes(self._held + line)
+                self._held.clear()
             if self._skip_line:
                 self._skip_line = False
             elif line:
@@ -62,13 +61,12 @@ class EventStream:
         return found
 
     def _hold(self, rest: bytes) -> None:
-        self._held.append(rest)
-        self._held_size += len(rest)
-        if self._held_size + self._size > MAX_EVENT + len(_BOM):
-            if not self._text(b"".join(self._held)).startswith(b":"):  # a comment is no part of the event
+        self._held += rest
+        if len(self._held) + self._size > MAX_EVENT + len(_BOM):
+            if not self._text(bytes(self._held)).startswith(b":"):  # a comment is no part of the event
                 self._too_large()
             self._started = self._skip_line = True
-            self._held, self._held_size = [], 0
+            self._held.clear()
 
     def _too_large(self) -> None:
         self._data = []
@@ -118,7 +116,7 @@ class ArrayStream:
         self._depth = 0
         self._string = False
         self._escaped = False
-        self._kept: list[bytes] = []
+        self._kept = bytearray()
         self._size = 0
         self.oversize = 0
 
@@ -144,7 +142,7 @@ class ArrayStream:
             elif mark in b"{[":
                 if self._depth == 1:
                     start = at - 1
-                    self._kept, self._size = [], 0
+                    self._kept, self._size = bytearray(), 0
                 self._depth += 1
             else:
                 self._depth -= 1
@@ -153,8 +151,8 @@ class ArrayStream:
                     if self._size > MAX_EVENT:
                         self.oversize += 1
                     else:
-                        found.append((b"", b"".join(self._kept)))
-                    self._kept, self._size = [], 0
+                        found.append((b"", bytes(self._kept)))
+                    self._kept, self._size = bytearray(), 0
         if self._depth > 1:
             self._keep(piece[start:])
         return found
@@ -162,6 +160,6 @@ class ArrayStream:
     def _keep(self, part: bytes) -> None:
         self._size += len(part)
         if self._size > MAX_EVENT:
-            self._kept = []
+            self._kept = bytearray()
         else:
-            self._kept.append(part)
+            self._kept += part
