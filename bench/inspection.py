@@ -151,10 +151,9 @@ def streams(seconds: float) -> None:
     chat = b"".join(b"data: " + json.dumps(each).encode() + b"\n\n" for each in [chunk] * 4000 + [{**chunk, "usage": usage}])
     wide = {**chunk, "choices": [{**choice, "delta": {"content": "x" * 4000}}]}
     large = b"".join(b"data: " + json.dumps(each).encode() + b"\n\n" for each in [wide] * 400 + [{**chunk, "usage": usage}])
-    delta = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": " token"}}
-    end = {"type": "message_delta", "delta": {}, "usage": {"output_tokens": 7}}
-    message = b"".join(b"event: " + each["type"].encode() + b"\ndata: " + json.dumps(each).encode() + b"\n\n"  # type: ignore[attr-defined]
-                       for each in [delta] * 4000 + [end])  # fmt: skip
+    delta = {"index": 0, "delta": {"type": "text_delta", "text": " token"}}
+    kinds = [("content_block_delta", delta)] * 4000 + [("message_delta", {"delta": {}, "usage": {"output_tokens": 7}})]
+    message = b"".join(f"event: {kind}\ndata: {json.dumps({'type': kind, **facts})}\n\n".encode() for kind, facts in kinds)
     document = json.dumps({"model": "m", "choices": [{"message": {"content": "x" * 500_000}}], "usage": usage}).encode()
     embedding = json.dumps({"data": [{"embedding": "A" * 8192}] * 1000, "model": "m", "usage": usage}).encode()
     event_kind = "text/event-stream"
