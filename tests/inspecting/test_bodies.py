@@ -330,3 +330,11 @@ def test_prices() -> None:
     assert prices.cost(("claude-x",), 1_000_000, 0, 500_000, 250_000) == pytest.approx(0.25 * 3 + 0.5 * 0.3 + 0.25 * 3.75)
     assert prices.cost(("llama", "gpt-4o"), 0, 100_000) == 1.0, "the name in the request, if the response's has no price"
     assert prices.cost(("llama", ""), 1, 1) is None and not Prices({})
+
+
+def test_patterns_of_models_have_stars_only_and_take_no_time() -> None:
+    price = PriceConfig(1.0)
+    assert Prices({"*a" * 12 + "b": price}).of("a" * 128) is None
+    for pattern, fits, other in [("m[*]?", "M[1\n2]?", "m1?"), ("[*]", "[x]", "x"), ("a.b", "a.b", "axb"), ("*", "", None)]:
+        prices = Prices({pattern: price})
+        assert prices.of(fits) is price and (other is None or prices.of(other) is None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+import glob
 import re
 from collections.abc import Mapping
 
@@ -48,4 +50,5 @@ class Prices:
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(".*".join(map(re.escape, pattern.split("*"))) + r"\Z", re.IGNORECASE | re.DOTALL)
+    only_stars = glob.escape(pattern).replace("[*]", "*")  # fnmatch's expressions do not try every way to share a name out
+    return re.compile(fnmatch.translate(only_stars), re.IGNORECASE)
