@@ -175,6 +175,24 @@ def test_two_write_one_file(tmp_path: Path) -> None:
     assert sorted(numbers) == sorted([*range(300), *range(300)])
 
 
+def test_a_file_that_another_removes_at_once_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two write one file and keep none: between one's open() and its look at what it has, the other put it away."""
+    real = os.fstat
+    file = LogFile(tmp_path / "a", 4096, 0, "no")
+    (tmp_path / "a").unlink()
+
+    def late(descriptor: int) -> os.stat_result:
+        (tmp_path / "a").unlink(missing_ok=True)
+        return real(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer.os, "fstat", late)
+        file.write([b"{}"])
+    file.write([b"[]"])
+    file.close()
+    assert (tmp_path / "a").read_bytes() == b"[]\n"
+
+
 def test_a_file_that_another_program_put_away_is_begun_anew(tmp_path: Path) -> None:
     file = LogFile(tmp_path / "a", 1 << 20, 1, "no")
     file.write([b"{}"])
