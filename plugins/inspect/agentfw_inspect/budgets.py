@@ -56,31 +56,24 @@ class Budget:
             return False
         return all(agent.labels.get(name) == value for name, value in self.labels.items())
 
-    def used(self, totals: Totals) -> float:
+    def _of(self, calls: int, inputs: int, outputs: int, cost: float) -> float:
+        """What of these it limits."""
         if self.name == "calls":
-            return totals.calls
+            return calls
         if self.name == "cost":
-            return totals.cost
-        inputs = 0 if self.name == "output_tokens" else totals.input_tokens
-        return inputs + (0 if self.name == "input_tokens" else totals.output_tokens)
+            return cost
+        return (0 if self.name == "output_tokens" else inputs) + (0 if self.name == "input_tokens" else outputs)
+
+    def used(self, totals: Totals) -> float:
+        return self._of(totals.calls, totals.input_tokens, totals.output_tokens, totals.cost)
 
     def reserved(self, totals: Totals) -> float:
         """What calls in flight may use, as far as that is known."""
-        if self.name == "calls":
-            return totals.in_flight
-        if self.name == "cost":
-            return totals.reserved_cost
-        inputs = 0 if self.name == "output_tokens" else totals.reserved_input
-        return inputs + (0 if self.name == "input_tokens" else totals.reserved_output)
+        return self._of(totals.in_flight, totals.reserved_input, totals.reserved_output, totals.reserved_cost)
 
     def asked(self, totals: Totals) -> float:
-        """The same, of those whose request was read to its end."""
-        if self.name == "calls":
-            return 0  # each counts from its head on
-        if self.name == "cost":
-            return totals.asked_cost
-        inputs = 0 if self.name == "output_tokens" else totals.asked_input
-        return inputs + (0 if self.name == "input_tokens" else totals.asked_output)
+        """The same, of those whose request was read to its end. (Calls count from their heads on.)"""
+        return self._of(0, totals.asked_input, totals.asked_output, totals.asked_cost)
 
 
 def read(configured: Iterable[BudgetConfig], currency: str) -> tuple[Budget, ...]:

@@ -67,6 +67,6 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
                 raise ConfigError(f"budget.{i}", f"limits nothing: give one of {', '.join(LIMITS)}")
             for name in given:
                 if not 0 <= getattr(budget, name) < 1e15:
-                    raise ConfigError(f"budget.{i}.{name}", "must not be negative")
+                    raise ConfigError(f"budget.{i}.{name}", "must be from 0 to a million thousand million")
             if budget.cost is not None and not self.prices:
                 raise ConfigError(f"budget.{i}.cost", "without [inspect.prices] no call has a cost")
