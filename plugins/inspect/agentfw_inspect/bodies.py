@@ -97,9 +97,10 @@ class RequestWatch:
         kept = self._kept
         if kept is not None:
             if last or self._size > REQUEST_MAX or len(piece) > self._room.left:
-                data = bytes(kept + piece) if kept else piece
                 self.release()
-                self._read(data, whole=last)
+                if kept:
+                    kept += piece
+                self._read(bytes(kept) if kept else piece, whole=last)
                 self._done()
             else:
                 kept += piece  # not a list of pieces: an agent may send one byte at a time, and each would take 42
@@ -246,8 +247,11 @@ class ResponseWatch:
             if self._size > DOCUMENT_MAX:
                 del self._document[:-TAIL]
             return
-        data = bytes(self._document + piece) if self._document else piece
-        self._document = bytearray()
+        data = piece
+        if self._document:
+            self._document += piece
+            data = bytes(self._document)
+            self._document = bytearray()
         if not data:
             return
         try:

@@ -179,7 +179,7 @@ class Plugin:
         head.transforms.append(live.request)
         if not readable:
             self._asked(live)
-        if "accept-encoding" in head.headers and not _readable(head.headers.tokens("accept-encoding")):
+        if not _readable(head.headers.tokens("accept-encoding")):
             head.headers.set("Accept-Encoding", "identity")
 
     def _admit(self, agent: Agent, *, asked: bool = False) -> None:
@@ -334,9 +334,12 @@ class Plugin:
         return found
 
     def _room_of(self, agent: Agent) -> Room:
-        if agent.id not in self._rooms and len(self._rooms) >= MAX_LIVE_AGENTS:
-            self._rooms.clear()
-        return self._rooms.setdefault(agent.id, Room())
+        found = self._rooms.get(agent.id)
+        if found is None:
+            if len(self._rooms) >= MAX_LIVE_AGENTS:
+                self._rooms.clear()
+            found = self._rooms[agent.id] = Room()
+        return found
 
     def _accounts_of(self, agent: Agent) -> tuple[Account, ...]:
         found = self._accounts.get(agent.id)
