@@ -81,9 +81,9 @@ class Dialect(Protocol):
         """The stream has ended as HTTP has it."""
 
 
-def count(value: int | None) -> int | None:
+def count(value: int) -> int:
     """A server's number, made harmless."""
-    return None if value is None else min(max(value, 0), MAX_COUNT)
+    return min(max(value, 0), MAX_COUNT)
 
 
 def size(raw: msgspec.Raw) -> int:
