@@ -20,7 +20,7 @@ import pytest
 from agentfw.errors import ConnectError, TlsError, UpstreamError
 from agentfw.mock_llm import CertificateAuthority
 from agentfw.upstream import TlsRequest
-from agentfw_tls_pool.connection import BARREN
+from agentfw_tls_pool.connection import ANSWERS, BARREN
 
 from .support import ALICE, BOB, HOST, bench, echo, eventually, exchange, run, serve
 
@@ -184,6 +184,32 @@ def test_floods_of_records_that_carry_nothing_end_the_connection(tmp_path: Path,
                 assert b.held == 0
             assert connection.closed
             assert sent > 100
+
+    run(main)
+
+
+def test_answers_that_the_peer_does_not_take_do_not_pile_up(tmp_path: Path) -> None:
+    """Key updates with a byte of data behind each are no flood of nothing. Still, each one is answered, and held if nobody takes
+    the answer."""
+
+    async def main() -> None:
+        def ask(peer: Peer) -> None:
+            peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            peer.read()
+            while not peer.stop.is_set() and peer.update_keys(True) and peer.write(b"x"):
+                pass
+
+        async with openssl(ask, tmp_path) as (port, ca), bench(port, ca, tmp_path) as b:
+            upstream = await b.lease(ALICE)
+            connection = upstream._connection  # type: ignore[attr-defined]
+            connection._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            await upstream.send(b"x\n")
+            with pytest.raises(UpstreamError, match="does not take"):
+                while await upstream.receive():
+                    assert len(connection._out) <= 2 * ANSWERS
+            upstream.release(reusable=True)
+            assert b.held == 0
+            assert connection.closed
 
     run(main)
 

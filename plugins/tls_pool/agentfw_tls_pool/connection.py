@@ -37,6 +37,9 @@ BARREN = 256 * 1024
 updates, session tickets and requests to renegotiate."""
 OUT_HIGH = 128 * 1024
 """Encrypted bytes not yet taken by the socket above which `send()` waits."""
+ANSWERS = 4 * OUT_HIGH
+"""The same, above which the peer is taken to ask without listening. `send()` never leaves so many: they are OpenSSL's answers to
+key updates, one for each."""
 
 
 class Cut(UpstreamError, ConnectionResetError):
@@ -338,7 +341,8 @@ class Connection:
         return None
 
     def _digested(self) -> None:
-        """All encrypted bytes that came have been looked at. UpstreamError if the peer sends too many of no use."""
+        """All encrypted bytes that came have been looked at. UpstreamError if the peer sends too many of no use,
+        or asks without listening."""
         self._barren = 0 if self._fruitful else self._barren + self._buffered
         self._fruitful = False
         self._unflushed += self._buffered
@@ -350,8 +354,13 @@ class Connection:
             except OSError as error:
                 self._error = self._error or error
             if self._barren > BARREN:
-                self._error = ConnectionAbortedError(errno.ECONNABORTED, "the peer sends TLS records that carry nothing")
-                raise UpstreamError(f"{self.destination.host} sends TLS records that carry nothing")
+                self._give_up("sends TLS records that carry nothing")
+            if len(self._out) > ANSWERS:
+                self._give_up("does not take the answers to its key updates")
+
+    def _give_up(self, why: str) -> NoReturn:
+        self._error = ConnectionAbortedError(errno.ECONNABORTED, f"the peer {why}")
+        raise UpstreamError(f"{self.destination.host} {why}")
 
     def _cut(self) -> NoReturn:
         if self._error:
