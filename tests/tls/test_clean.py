@@ -138,6 +138,19 @@ def test_a_connection_that_dies_before_its_first_byte_is_replaced(tmp_path: Path
     run(main)
 
 
+def test_one_byte_before_the_first_byte_is_counted_as_dirt(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serve(echo) as peer, bench(peer.port, peer.authority.ca_pem, tmp_path) as b:
+            upstream = await b.lease()
+            await eventually(lambda: len(peer.writers) == 1)
+            peer.writers[0].write(b"?")  # in the kernel now
+            assert await exchange(upstream, b"once") == b"once"
+            assert (b.replaced, b.retired_dirty, peer.connections) == (1, 1, 2)
+            upstream.release(reusable=True)
+
+    run(main)
+
+
 def test_a_cut_stream_is_not_an_end_of_stream(tmp_path: Path) -> None:
     async def main() -> None:
         async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

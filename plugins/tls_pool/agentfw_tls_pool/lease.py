@@ -74,9 +74,10 @@ class Lease:
         if not self._touched:
             self._touched = True
             for _ in range(REPLACE):
-                if not connection.soiled():
+                reason = connection.soiled()
+                if not reason:
                     break
-                connection = await self._replace(connection)
+                connection = await self._replace(connection, reason)
             else:
                 raise UpstreamError(f"connections to {connection.destination.host} die as soon as they are used")
         await connection.send(data)
@@ -109,11 +110,11 @@ class Lease:
             raise self._failure or UpstreamError("the connection was released")
         return self._connection
 
-    async def _replace(self, dead: Connection) -> Connection:
+    async def _replace(self, dead: Connection, reason: str) -> Connection:
         pool, group = self._pool, self._group
         pool.counters["replaced"] += 1
         pool.take_back(group, dead)
-        pool.retire(group, dead, dead.soiled())
+        pool.retire(group, dead, reason)
         self._connection = None
         try:
             connection = await pool.acquire(group, self._agent)
