@@ -12,10 +12,12 @@ import agentfw_tls_pool.groups
 import agentfw_tls_pool.pool
 import pytest
 from agentfw.agents import Agent, ExitReport
+from agentfw.destination import Destination
 from agentfw.errors import Denied, Overloaded, UpstreamError
 from agentfw.mock_llm import MockLLM, MockOptions
 from agentfw.testing import make_agent
 from agentfw.upstream import TlsRequest
+from agentfw_tls_pool.groups import ADDRESSES, Cluster
 
 from .support import (
     ALICE,
@@ -301,3 +303,30 @@ def test_stuck_calls_do_not_hold_up_the_others(tmp_path: Path) -> None:
             assert b.handshakes == agentfw_tls_pool.pool.EAGER + 1
 
     run(main)
+
+
+def test_one_who_may_not_have_it_keeps_no_connection_alive(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serve(echo) as peer, bench(peer.port, peer.authority.ca_pem, tmp_path) as b:
+            (await b.lease(ALICE)).release(reusable=True)
+            b.loopback.denied.add((BOB.name, "127.0.0.1"))
+            connection = next(iter(b.plugin.pool.groups.values())).idle[0]  # type: ignore[union-attr]
+            since = connection.idle_since = connection.idle_since - 40
+            with pytest.raises(Denied):
+                await b.lease(BOB)
+            assert (b.held, connection.idle_since) == (1, since)
+
+    run(main)
+
+
+def test_addresses_remembered_of_a_destination_are_bounded() -> None:
+    """Those it had last stay."""
+    cluster = Cluster(Destination.make("https", HOST))
+    for number in range(2 * ADDRESSES):
+        cluster.seen([f"192.0.2.{number}"], float(number))
+        cluster.seen(["198.51.100.1"], float(number))
+    assert len(cluster.addresses) == ADDRESSES
+    assert not cluster.moved("198.51.100.1", 0.0)
+    cluster.has([f"192.0.2.{2 * ADDRESSES - 1}"], 1e6)
+    assert list(cluster.addresses)[-2:] == ["198.51.100.1", f"192.0.2.{2 * ADDRESSES - 1}"]
+    assert cluster.moved("198.51.100.1", 60.0)

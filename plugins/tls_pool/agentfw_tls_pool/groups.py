@@ -248,9 +248,15 @@ class Cluster:
     def has(self, addresses: list[str], now: float) -> None:
         """The name has these addresses now."""
         self.resolved_at = now
-        self.addresses.update(dict.fromkeys(addresses, now))
+        self.seen(addresses, now)
+
+    def seen(self, addresses: list[str], now: float) -> None:
+        """It had these, at least; there may be others."""
+        for address in addresses:
+            self.addresses.pop(address, None)  # the latest last
+            self.addresses[address] = now
         while len(self.addresses) > ADDRESSES:
-            del self.addresses[min(self.addresses, key=self.addresses.__getitem__)]
+            del self.addresses[next(iter(self.addresses))]
 
     def moved(self, address: str, grace: float) -> bool:
         """The name has not had `address` for `grace` seconds, as of the last answer."""

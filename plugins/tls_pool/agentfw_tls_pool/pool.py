@@ -214,7 +214,9 @@ class Pool:
                 self._check_address(agent, group.key.destination, connection.address)
             except (Denied, HookError, OSError):
                 if group.shared:  # others may use it
+                    since = connection.idle_since
                     self._put_idle(group, connection)
+                    connection.idle_since = since  # it was not used
                     return None
                 self.retire(group, connection, "denied")
                 continue
@@ -437,7 +439,7 @@ class Pool:
         if connection is not None:
             connection.opened_at = now
             connection.on_close = group.cluster.connection_gone
-            group.cluster.addresses[connection.address] = now
+            group.cluster.seen([connection.address], now)
             self.counters["handshakes"] += 1
             self.counters["resumed"] += connection.resumed
             group.last_failure = None
