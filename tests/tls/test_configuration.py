@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from agentfw.config import Config
 from agentfw.destination import Destination
 from agentfw.errors import ConfigError
 from agentfw.testing import make_runtime
+from agentfw_native import Config as NativeConfig
 from agentfw_tls_pool import Plugin, TlsConfig
 
-from .support import (
-    run,
-)
+from .support import run
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,18 @@ def test_bad_configuration_names_the_key(table: dict[str, Any], key: str) -> Non
     with pytest.raises(ConfigError) as caught:
         Config({"tls": table}).plugin("tls", TlsConfig)
     assert caught.value.key == key
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, 2**63, -1])
+@pytest.mark.parametrize("table", [("tls", TlsConfig), ("native", NativeConfig)], ids=lambda table: table[0])
+def test_times_and_counts_have_bounds(table: tuple[str, type[msgspec.Struct]], value: float) -> None:
+    name, kind = table
+    numbers = [field.name for field in msgspec.structs.fields(kind) if type(field.default) in (int, float)]
+    assert len(numbers) > 5
+    for key in numbers:
+        with pytest.raises(ConfigError) as caught:
+            Config({name: {key: value}}).plugin(name, kind)
+        assert caught.value.key == f"{name}.{key}"
 
 
 @pytest.mark.parametrize("content", [None, "not a certificate"])

@@ -37,6 +37,7 @@ AGENT_LOOKUPS, AGENT_WAITING = 2, 256
 resolver is patient), and how many of its questions may wait for that."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=65_536)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 
 
 class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -46,14 +47,14 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Resolve names with the host's getaddrinfo() when no other plugin has."""
     ttl: Annotated[int, msgspec.Meta(ge=0, le=86_400)] = 30
     """Seconds that an agent may keep such an answer: getaddrinfo() does not tell the real one."""
-    connect_timeout: Annotated[float, msgspec.Meta(gt=0)] = 30.0
+    connect_timeout: Seconds = 30.0
     agent_connections: Count = 256
     """Open TCP connections of one agent."""
     agent_datagram_sockets: Count = 256
     """UDP peers of one agent."""
     idle_connections: Count = 8
     """Plain HTTP connections kept open without use, for one agent."""
-    idle_timeout: Annotated[float, msgspec.Meta(gt=0)] = 30.0
+    idle_timeout: Seconds = 30.0
 
 
 class _Lookups:

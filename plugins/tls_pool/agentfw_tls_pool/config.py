@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import msgspec
-from agentfw.destination import parse_authority, parse_host
+from agentfw.destination import parse_authority
 from agentfw.errors import ConfigError, DestinationError
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-Count = Annotated[int, msgspec.Meta(ge=0)]
-Seconds = Annotated[float, msgspec.Meta(gt=0)]
+MOST = 1_000_000
+DAY = 86_400
+Positive = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=DAY)]
+SecondsOrNone = Annotated[float, msgspec.Meta(ge=0, le=DAY)]
 
 
 class ClientCertificateConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -57,14 +60,14 @@ class TlsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     """At once."""
     max_opening: Positive = 4
     """Handshakes at a time."""
-    patience: Annotated[float, msgspec.Meta(ge=0)] = 0.05
+    patience: SecondsOrNone = 0.05
     """From the fifth connection on, open another only if waiting for those in use would take longer, as calls took so far."""
     max_idle: Positive = 256
     max_requests_per_connection: Positive = 1024
     max_age: Seconds = 900.0
     idle_timeout: Seconds = 45.0
     """Below what servers have (60 s and more)."""
-    dns_drain: Annotated[float, msgspec.Meta(ge=0)] = 60.0
+    dns_drain: SecondsOrNone = 60.0
     """A connection to an address that the name has not had for so long is not used again."""
     agent_connections: Positive = 256
     """Of one agent, over all destinations, places in queues included."""
@@ -101,16 +104,5 @@ HostSet = frozenset[str | tuple[str, int]]
 
 def host_set(hosts: tuple[str, ...]) -> HostSet:
     """Names without a port stand for all ports."""
-    found: set[str | tuple[str, int]] = set()
-    for text in hosts:
-        host, port = parse_authority(text, 0) if _has_port(text) else (_bare(text), 0)
-        found.add((host, port) if port else host)
-    return frozenset(found)
-
-
-def _has_port(text: str) -> bool:
-    return not text.endswith("]") and (text.startswith("[") or text.count(":") == 1)
-
-
-def _bare(text: str) -> str:
-    return parse_host(text[1:-1] if text.startswith("[") else text)
+    places = (parse_authority(text, 0) for text in hosts)
+    return frozenset((host, port) if port else host for host, port in places)
