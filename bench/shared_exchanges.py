@@ -26,9 +26,9 @@ import ssl
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
 import msgspec
 import uvloop
@@ -42,6 +42,8 @@ from agentfw_dns_cache import DnsConfig
 from agentfw_dns_cache import Plugin as Dns
 from agentfw_tls_pool import Plugin, TlsConfig
 from agentfw_tls_pool.connection import Connection
+from agentfw_tls_pool.groups import Group
+from agentfw_tls_pool.pool import Pool
 
 HOST = "api.openai.com"
 TOKEN = re.compile(rb"<[0-9]+\.[0-9]+>")
@@ -62,22 +64,22 @@ class Network:
         self.lines: dict[int, ServerLine] = {}
         """The server's ends."""
 
-    def watch(self, plugin: Plugin, connection: type[Connection]) -> Callable[[], None]:
-        """Note when connections are lent and when they are read. -> what undoes it"""
-        pool: Any = plugin.pool
-        lend, take_back, soiled, read = pool._lend, pool.take_back, connection.soiled, connection._read_socket
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Note when connections are lent and when they are read."""
+        lend, take_back, soiled, read = Pool._lend, Pool.take_back, Connection.soiled, Connection._read_socket
 
-        def lending(group: Any, each: Connection, agent: Agent) -> None:
+        def lending(pool: Pool, group: Group, each: Connection, agent: Agent) -> None:
             self.lent.add(port(each))
-            lend(group, each, agent)
+            lend(pool, group, each, agent)
 
-        def taking_back(group: Any, each: Connection) -> bool:
+        def taking_back(pool: Pool, group: Group, each: Connection) -> bool:
             number = port(each)
             self.lent.discard(number)
             line = self.lines.get(number)
             if line is not None and line.behind:
                 line.late(now=line.server.dice.random() < 0.5)
-            return bool(take_back(group, each))
+            return take_back(pool, group, each)
 
         def looking(each: Connection) -> str:
             if self.late and not each.closed and port(each) in self.late:
@@ -90,12 +92,11 @@ class Network:
                 self.late.discard(port(each))
             return got
 
-        def undo() -> None:
-            connection.soiled, connection._read_socket = soiled, read  # type: ignore[method-assign]
-
-        pool._lend, pool.take_back = lending, taking_back
-        connection.soiled, connection._read_socket = looking, reading  # type: ignore[method-assign]
-        return undo
+        with (
+            mock.patch.multiple(Pool, _lend=lending, take_back=taking_back),
+            mock.patch.multiple(Connection, soiled=looking, _read_socket=reading),
+        ):
+            yield
 
 
 def port(connection: Connection) -> int:
@@ -455,11 +456,10 @@ async def stage(server: Server, network: Network, connections: int) -> AsyncIter
         )
         runtime = make_runtime(Dns(DnsConfig(upstream=(), hosts={HOST: "127.0.0.1"})), plugin, Loopback())
         await runtime.start()
-        undo = network.watch(plugin, Connection)
         try:
-            yield runtime, plugin
+            with network.watching():
+                yield runtime, plugin
         finally:
-            undo()
             await runtime.stop()
 
 
