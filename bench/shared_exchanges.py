@@ -474,16 +474,21 @@ async def run(exchanges: int, agents: int, connections: int, seed: int, *, secon
         async with stage(server, network, connections) as (runtime, plugin):
             crowd = Agents(runtime, server.port, dice, exchanges)
             tasks = [asyncio.create_task(crowd.run()) for _ in range(agents)]
-            while not all(task.done() for task in tasks) and not failure:
-                await asyncio.wait(tasks, timeout=0.5, return_when=asyncio.FIRST_EXCEPTION)
+            try:
+                while not all(task.done() for task in tasks) and not failure:
+                    await asyncio.wait(tasks, timeout=0.5, return_when=asyncio.FIRST_EXCEPTION)
+                    for task in tasks:
+                        if task.done():
+                            task.result()
+                    if time.monotonic() - last > 60:
+                        last = time.monotonic()
+                        print(f"{crowd.made} exchanges, {crowd.made / (last - start):.0f}/s", flush=True)
+                    if seconds and time.monotonic() - start > seconds:
+                        crowd.left = 0
+            finally:
                 for task in tasks:
-                    if task.done():
-                        task.result()
-                if time.monotonic() - last > 60:
-                    last = time.monotonic()
-                    print(f"{crowd.made} exchanges, {crowd.made / (last - start):.0f}/s", flush=True)
-                if seconds and time.monotonic() - start > seconds:
-                    crowd.left = 0
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
             if failure:
                 raise failure[0]
             took = time.monotonic() - start
