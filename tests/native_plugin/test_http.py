@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from agentfw import Agent
+from agentfw import Agent, Destination, hookimpl
 from agentfw.agents import ExitReport
+from agentfw.errors import Denied
 from agentfw.runtime import Runtime
 from agentfw_native import Config, Plugin
 
-from tests.core.support import Handler, Loopback, Names, Recorder, async_test, guest, read_response, running, serving
+from tests.core.support import Handler, Loopback, Recorder, async_test, guest, read_response, running, serving
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 A, B = Agent("a", "a"), Agent("b", "b")
@@ -102,8 +103,6 @@ async def test_bounds() -> None:
     async with serving(server) as port, running(Loopback(), plugin) as runtime:
         held = []
         for _ in range(4):
-            from agentfw import Destination
-
             held.append(await runtime.connect(A, Destination.make("http", "127.0.0.1", port), None))
         for upstream in held:
             upstream.release(reusable=True)
@@ -122,17 +121,18 @@ async def test_an_address_that_is_denied_by_now() -> None:
         name = "gate"
         closed = False
 
-        from agentfw import hookimpl
-
         @hookimpl
         def dial(self) -> bool:
             return not self.closed
 
     gate, server, plugin = Gate(), Recorder(OK), Plugin(Config())
-    names = Names(**{"a.example": "127.0.0.1"})
-    async with serving(server) as port, running(names, gate, plugin) as runtime:
+    async with serving(server) as port, running(gate, plugin) as runtime:
         await get(runtime, port)
+        assert plugin.statistics()["idle"] == 1
         gate.closed = True
+        with pytest.raises(Denied):  # of the new connection's address: the kept one is gone
+            await runtime.connect(A, Destination.make("http", "127.0.0.1", port), None)
+        assert plugin.statistics()["idle"] == plugin.statistics()["reused"] == 0
         async with guest(runtime, "127.0.0.1", port, agent=A) as flow:
             assert await flow.guest_connected()
         assert server.connections == 1

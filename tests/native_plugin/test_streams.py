@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from agentfw import Destination
+from agentfw import Destination, hookimpl
 from agentfw.agents import ExitReport
-from agentfw.errors import ConnectError, Denied
+from agentfw.errors import ConnectError
 from agentfw.runtime import Runtime
 from agentfw.testing import make_agent
 from agentfw_native import Config, Plugin
@@ -273,8 +273,6 @@ async def test_ipv6() -> None:
     class Six:
         name = "six"
 
-        from agentfw import hookimpl
-
         @hookimpl
         def dial(self, address: str) -> bool | None:
             return True if address in ("::1", "127.0.0.1") else None
@@ -300,4 +298,3 @@ def test_exit_and_stop_are_quiet() -> None:
     plugin = Plugin(Config())
     plugin.exit(AGENT, ExitReport("code"))
     plugin.stop()
-    assert isinstance(Denied("a", "b"), Exception)
