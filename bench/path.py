@@ -54,7 +54,7 @@ def serve(pipe: Connection) -> None:
         at_once = MockLLM(MockOptions(keys=(KEY,)))
         slowly = MockLLM(MockOptions(keys=(KEY,), tokens_per_second=PER_SECOND, reply="word ", reply_tokens=EVENTS))
         authority = CertificateAuthority()
-        piece = b"x" * 65536
+        block = b"x" * 65536
 
         async def bulk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
@@ -62,10 +62,13 @@ def serve(pipe: Connection) -> None:
                     up = b"POST" in head
                     left = BULK if up else 0
                     while left:
-                        left -= len(await reader.read(min(left, 1 << 20)))
+                        piece = await reader.read(min(left, 1 << 20))
+                        if not piece:
+                            return
+                        left -= len(piece)
                     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (0 if up else BULK))
-                    for _ in range(0 if up else BULK // len(piece)):
-                        writer.write(piece)
+                    for _ in range(0 if up else BULK // len(block)):
+                        writer.write(block)
                         await writer.drain()
 
         third = await asyncio.start_server(bulk, "127.0.0.1", 0, ssl=authority.server_context([HOST]))
@@ -137,7 +140,9 @@ class ThroughPath:
     async def exactly(self, length: int) -> bytes:
         data = b""
         while len(data) < length:
-            data += await self.flow.guest_receive(length - len(data))
+            piece = await self.flow.guest_receive(length - len(data))
+            assert piece, "the flow ended"
+            data += piece
         return data
 
     async def call(self) -> None:
@@ -157,7 +162,9 @@ class ThroughPath:
         await self.flow.guest_send(f"GET / HTTP/1.1\r\nHost: {HOST}:{self.port}\r\n\r\n".encode())
         left = body_length(await self.flow.guest_read_until(b"\r\n\r\n"))
         while left:
-            left -= len(await self.flow.guest_receive(65536))
+            piece = await self.flow.guest_receive(65536)
+            assert piece, "the flow ended"
+            left -= len(piece)
 
     async def upload(self) -> None:
         await self.flow.guest_send(f"POST / HTTP/1.1\r\nHost: {HOST}:{self.port}\r\nContent-Length: {BULK}\r\n\r\n".encode())
@@ -175,7 +182,9 @@ async def events(read: Callable[[int], Coroutine[Any, Any, bytes]], times: list[
     """Read a chunked stream of events to its end; note when each came."""
     tail = b""
     while True:
-        data = tail + await read(65536)
+        piece = await read(65536)
+        assert piece, "the stream ended"
+        data = tail + piece
         now = time.perf_counter()
         times.extend([now] * data.count(b"data: "))
         if b"[DONE]" in data and data.endswith(b"0\r\n\r\n"):

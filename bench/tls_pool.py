@@ -139,7 +139,9 @@ async def seconds(start: Callable[[], Awaitable[None]], source: Readable, total:
     begin = time.perf_counter()
     await start()
     while total:
-        total -= len(await source.receive(65536))
+        piece = await source.receive(65536)
+        assert piece, "the peer ended the stream"
+        total -= len(piece)
     return time.perf_counter() - begin
 
 
