@@ -22,6 +22,7 @@ class Lookups:
     """The loop's getaddrinfo(), slow: each call ends when it is let go."""
 
     def __init__(self) -> None:
+        self.addresses = ["192.0.2.1"]
         self.asked: list[str] = []
         self.go = asyncio.Event()
         self.running: Counter[str] = Counter()
@@ -35,7 +36,7 @@ class Lookups:
         waiting = asyncio.get_running_loop().create_task(self.go.wait())  # as a thread: a caller who gives up does not end it
         waiting.add_done_callback(lambda _: self.running.subtract([whose]))
         await asyncio.shield(waiting)
-        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("192.0.2.1", 0))]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (address, 0)) for address in self.addresses]
 
 
 def ask(plugin: Plugin, agent: Agent, number: int) -> asyncio.Task[bytes | None]:
@@ -65,3 +66,16 @@ async def test_slow_names_of_one_agent_hold_up_no_other(monkeypatch: pytest.Monk
     assert all(str(answer.a.rdata) == "192.0.2.1" for answer in answers)
     await asyncio.sleep(0)
     assert not plugin._lookups and lookups.most["evil"] == agentfw_native.AGENT_LOOKUPS
+
+
+@async_test
+async def test_what_is_told_of_a_name_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each address once, with our TTL; no more than fit into a reply by far."""
+    lookups, plugin = Lookups(), Plugin(Config(ttl=7))
+    lookups.addresses = ["192.0.2.1", "192.0.2.1", *(f"10.0.{number >> 8}.{number & 255}" for number in range(5000))]
+    lookups.go.set()
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookups, raising=False)
+    reply = dnslib.DNSRecord.parse(await ask(plugin, make_agent("a"), 1) or b"")
+    told = [(str(each.rdata), each.ttl) for each in reply.rr]
+    assert told[:2] == [("192.0.2.1", 7), ("10.0.0.0", 7)]
+    assert len(told) == agentfw_native.ADDRESSES

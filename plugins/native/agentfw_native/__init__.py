@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import dnslib
 import msgspec
-from agentfw import hookimpl
+from agentfw import dns_wire, hookimpl
 from agentfw.errors import AgentfwError, ConnectError, ResolveError
 
 from .connections import DatagramUpstream, StreamUpstream, connect_stream
@@ -35,6 +35,8 @@ SWEEP = 5.0
 AGENT_LOOKUPS, AGENT_WAITING = 2, 256
 """getaddrinfo() calls of one agent at a time (the event loop has four threads for them, and each may take as long as the host's
 resolver is patient), and how many of its questions may wait for that."""
+ADDRESSES = 256
+"""Of a name, that an agent is told."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=65_536)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
@@ -128,11 +130,9 @@ class Plugin:
         if family is None:
             raise ResolveError(name, "getaddrinfo() knows only A and AAAA", dnslib.RCODE.NOTIMP)
         self._counters["names_resolved"] += 1
-        reply = dnslib.DNSRecord.parse(query).reply(ra=1, aa=0)
-        for address in await self._in_turn(agent, name, family):
-            data = dnslib.A(address) if family == socket.AF_INET else dnslib.AAAA(address)
-            reply.add_answer(dnslib.RR(reply.q.qname, qtype, ttl=self._config.ttl, rdata=data))
-        return bytes(reply.pack())
+        found = await self._in_turn(agent, name, family)
+        addresses = [(address, self._config.ttl) for address in found[:ADDRESSES]]
+        return dns_wire.make_reply(query, dns_wire.parse_query(query), addresses)
 
     async def _in_turn(self, agent: Agent, name: str, family: int) -> list[str]:
         lookups = self._lookups.setdefault(agent.id, _Lookups())

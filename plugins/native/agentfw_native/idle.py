@@ -33,7 +33,9 @@ class IdleConnections:
 
     def put(self, sock: socket.socket, agent: str, destination: Destination, address: str) -> bool:
         """Whether it was taken over; it must be as clean as it is said to be."""
-        if not self.per_agent or dirty(sock):
+        if not self.per_agent:
+            return False
+        if dirty(sock):
             self._counters["retired"] += 1
             return False
         loop = asyncio.get_running_loop()
