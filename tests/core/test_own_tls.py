@@ -487,6 +487,26 @@ async def test_key_updates_are_answered_and_do_not_starve_others(tmp_path: Path)
         assert answer == OK
 
 
+@async_test
+async def test_a_client_that_sends_and_does_not_read_begins_one_task() -> None:
+    inner = MemoryFlow("127.0.0.1", 443, ring=4096)
+    inner.opened()
+    flow = TlsFlow(inner, SERVER.context(Destination("https", "api.test", 443), None))
+    client = Client(inner, TRUSTING, "api.test")
+    await asyncio.gather(flow.handshake(b""), client.handshake())
+    sending = asyncio.create_task(flow.send(bytes(65536)))
+    await asyncio.sleep(0)
+    assert flow._out.pending
+    before = len(asyncio.all_tasks())
+    for _ in range(50):
+        await client.send(b"x")
+        assert await flow.receive() == b"x"
+    assert len(asyncio.all_tasks()) <= before + 1
+    assert await client.exactly(65536) == bytes(65536)
+    await sending
+    await flow.finish()
+
+
 def test_the_authority_and_its_leaves_satisfy_a_strict_verifier() -> None:
     """cryptography's verifier follows RFC 5280 and the CA/B forum's profile, as webpki does."""
     authority = FleetCa()

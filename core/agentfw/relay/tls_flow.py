@@ -39,6 +39,7 @@ class TlsFlow:
         self._ended = False
         self._sending = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._flushing: asyncio.Task[None] | None = None
         self._eof_sent = False
 
     # -- as a Flow
@@ -197,7 +198,10 @@ class TlsFlow:
                 await self._inner.send(self._out.read(PIECE))
 
     def _begin_flush(self) -> asyncio.Task[None]:
-        return self._begin(self._quietly())
+        """The one there is goes on until nothing is left: a guest that sends and does not read must not make more of them."""
+        if self._flushing is None or self._flushing.done():
+            self._flushing = self._begin(self._quietly())
+        return self._flushing
 
     async def _quietly(self) -> None:
         with contextlib.suppress(BrokenPipeError):
