@@ -93,7 +93,8 @@ def late(buffer: bytes | bytearray) -> int:
     end = len(buffer) if buffer.endswith(_ENDS) else _BEFORE + len(MAGIC)
     at = buffer.find(MAGIC, 0, end)
     while at >= 0:
-        if buffer.startswith(_BEGINS, at + len(MAGIC) + 4) and int.from_bytes(buffer[at + len(MAGIC) :][:4]) <= MAX_LENGTH:
+        size = at + len(MAGIC)
+        if buffer.startswith(_BEGINS, size + 4) and int.from_bytes(buffer[size : size + 4]) <= MAX_LENGTH:
             return at
         at = buffer.find(MAGIC, at + 1, end)
     return -1

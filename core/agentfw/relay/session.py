@@ -129,6 +129,10 @@ class Session:
 
     def take(self, length: int) -> bytes:
         """The first `length` bytes of `buffer`, or fewer."""
+        if length >= len(self.buffer):  # PERF: a piece that is passed on whole is copied once
+            data = bytes(self.buffer)
+            self.buffer.clear()
+            return data
         data = bytes(self.buffer[:length])
         del self.buffer[:length]
         return data
