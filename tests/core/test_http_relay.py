@@ -6,11 +6,12 @@ import asyncio
 import json
 
 import pytest
-from agentfw import Agent, Denied, Destination, RequestHead, ResponseHead, hookimpl
+from agentfw import Agent, Denied, Destination, RequestHead, ResponseHead, TlsRequest, hookimpl
 from agentfw.errors import Overloaded
 from agentfw.runtime import Runtime
 
 from .support import (
+    Lease,
     Loopback,
     Names,
     Recorder,
@@ -111,7 +112,7 @@ async def test_requests_of_one_flow_are_served_in_order_and_connections_reused()
         ("another port", b"GET / HTTP/1.1\r\nHost: api.example:1\r\n\r\n"),
         ("forwarded host", b"GET / HTTP/1.1\r\nHost: api.example\r\nX-Forwarded-Host: api.example, other.example\r\n\r\n"),
         ("forwarded host, underscores", b"GET / HTTP/1.1\r\nHost: api.example\r\nx_forwarded_host: other.example\r\n\r\n"),
-        ("forwarded", b"GET / HTTP/1.1\r\nHost: api.example\r\nForwarded: for=_a;proto=https; Host=\"other.example\"\r\n\r\n"),
+        ("forwarded", b'GET / HTTP/1.1\r\nHost: api.example\r\nForwarded: for=_a;proto=https; Host="other.example"\r\n\r\n'),
         ("original host, odd", b"GET / HTTP/1.1\r\nHost: api.example\r\nX-Original-Host: http://api.example\r\n\r\n"),
         ("coding by underscore", b"POST / HTTP/1.1\r\nHost: api.example\r\nTransfer_Encoding: chunked\r\n\r\n"),
         ("length by underscore", b"POST / HTTP/1.1\r\nHost: api.example\r\ncontent_length: 5\r\nContent-Length: 0\r\n\r\n"),
@@ -308,6 +309,32 @@ async def test_an_early_answer_ends_the_upload() -> None:
             assert status == 413 and fields["connection"] == "close"
             assert await flow.guest_receive() == b""
     assert tls.releases[1:] == [False]
+
+
+@async_test
+async def test_an_answer_before_the_request_could_be_sent_ends_the_upload() -> None:
+    async def refusing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 408 Too Slow\r\nContent-Length: 0\r\n\r\n")
+
+    class Hanging(TlsOnce):
+        @hookimpl
+        async def connect(self, agent: Agent, destination: Destination, tls: TlsRequest | None) -> Lease | None:
+            lease = await TlsOnce.connect(self, agent, destination, tls)
+            if lease is not None:
+                lease.send = self.broken  # type: ignore[method-assign]
+            return lease
+
+        async def broken(self, data: bytes) -> None:
+            raise ConnectionResetError
+
+    async with serving(refusing, HOST) as port, running(names(), Loopback(), Hanging()) as runtime:
+        await lookup(runtime, HOST)
+        async with guest(runtime, "127.0.0.1", port) as flow:
+            await offload(flow, HOST)
+            await flow.guest_send(b"POST / HTTP/1.1\r\nHost: api.example\r\nContent-Length: 1000000\r\n\r\nabc")
+            status, fields, _ = await read_response(flow)
+            assert status == 408 and fields["connection"] == "close"
+            assert await flow.guest_receive() == b""
 
 
 @async_test

@@ -340,7 +340,7 @@ class Exchange:
         head.headers.strip_hop_by_hop()
         await self._hook_response(request, head)
         writer = BodyWriter(head, framing, lengths, self.head)
-        keep = self.keep and writer.delimited and (self.body.done or self._pump is None)
+        keep = self.keep and writer.delimited and self.body.done
         if self._pump is not None and not self._pump.done():
             keep = False  # answered before it had read the request: what it makes of the rest is its own affair
         if not keep:
