@@ -131,7 +131,25 @@ def test_whom_an_agent_trusts() -> None:
         agents_trust.check(TlsRequest(None, cas=(b"junk",), public=False), peer)
     for number in range(2 * agents_trust.STORES):
         agents_trust.check(TlsRequest(None, cas=(der(root),) * (number + 1), public=False), peer)
-    assert len(agents_trust._stores) == agents_trust.STORES
+    assert agents_trust._store.cache_info().currsize == agents_trust._verify.cache_info().currsize == agents_trust.STORES
+
+
+def test_a_peer_is_verified_once_a_minute_and_a_refusal_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    root, now, parsed = trustme.CA(), 1000.0, []
+    good, bad = info(root.issue_cert("api.test")), info(trustme.CA().issue_cert("api.test"))
+    real = agents_trust._certificate
+    monkeypatch.setattr(agents_trust, "_certificate", lambda der: parsed.append(der) or real(der))
+    monkeypatch.setattr(agents_trust.time, "monotonic", lambda: now)
+    own = TlsRequest(None, cas=(der(root),), public=False)
+    for _ in range(2):
+        agents_trust.check(own, good)
+        assert parsed.count(good.chain[0]) == 1
+        for times in (1, 2):
+            with pytest.raises(TlsError):
+                agents_trust.check(own, bad)
+            assert parsed.count(bad.chain[0]) == times
+        now += agents_trust.SECONDS
+        parsed.clear()
 
 
 @async_test

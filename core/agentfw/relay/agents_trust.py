@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import functools
+import time
 
 from OpenSSL import crypto
 
@@ -11,17 +12,23 @@ from ..upstream import TlsInfo, TlsRequest
 
 STORES = 32
 """Kept; the certificates are the agents', a hundred of them at most."""
-
-_stores: OrderedDict[tuple[bytes, ...], crypto.X509Store] = OrderedDict()
+SECONDS = 60
+"""What was found to be in order is not looked at again for so long: each request on a flow asks."""
 
 
 def check(tls: TlsRequest, info: TlsInfo) -> None:
     """Raise TlsError if the agent verifies peers, trusts no public authority, and the peer's chain leads to none of its own."""
     if tls.public or not tls.verify or not info.chain:
         return
+    _verify(tls.cas, info.chain, int(time.monotonic() / SECONDS))
+
+
+@functools.lru_cache(maxsize=STORES)  # PERF: 0.09 ms a request without it, with a chain of two
+def _verify(cas: tuple[bytes, ...], chain: tuple[bytes, ...], period: int) -> None:
+    """TlsError (which is not kept)."""
     try:
-        store = _store(tls.cas)
-        leaf, *others = (_certificate(der) for der in info.chain)
+        store = _store(cas)
+        leaf, *others = (_certificate(der) for der in chain)
     except crypto.Error as error:
         raise TlsError("an authority that the agent trusts is no X.509 certificate", reason="BAD_CA") from error
     try:
@@ -41,15 +48,10 @@ def _certificate(der: bytes) -> crypto.X509:
     return crypto.load_certificate(crypto.FILETYPE_ASN1, der)
 
 
+@functools.lru_cache(maxsize=STORES)
 def _store(cas: tuple[bytes, ...]) -> crypto.X509Store:
-    found = _stores.get(cas)
-    if found is None:
-        found = crypto.X509Store()
-        for der in cas:
-            found.add_cert(_certificate(der))
-        found.set_flags(crypto.X509StoreFlags.PARTIAL_CHAIN)  # as the host does; Python's own default from 3.13 on
-        _stores[cas] = found
-        if len(_stores) > STORES:
-            _stores.popitem(last=False)
-    _stores.move_to_end(cas)
-    return found
+    store = crypto.X509Store()
+    for der in cas:
+        store.add_cert(_certificate(der))
+    store.set_flags(crypto.X509StoreFlags.PARTIAL_CHAIN)  # as the host does; Python's own default from 3.13 on
+    return store
