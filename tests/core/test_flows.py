@@ -656,6 +656,23 @@ async def test_one_agents_udp_peers_are_bounded_over_all_its_sockets(monkeypatch
         assert not runtime.udp_peers
 
 
+@async_test
+async def test_what_waits_for_a_udp_peer_is_bounded_in_bytes_too() -> None:
+    class Never:
+        name = "never"
+
+        @hookimpl
+        async def connect(self) -> None:
+            await asyncio.Event().wait()
+
+    async with running(names(), Loopback(), Never()) as runtime, guest(runtime, "", 0, "udp") as flow:
+        for _ in range(10):
+            await flow.guest_send_datagram(bytes(60000), "127.0.0.1", 1001)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert runtime.counters["udp_dropped"] == 10 - agentfw.relay.udp.MAX_QUEUED_BYTES // 60000
+
+
 # -- runtime
 
 

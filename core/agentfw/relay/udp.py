@@ -29,8 +29,8 @@ MAX_PEERS = 64
 """Peers one socket talks to at once; the one that was silent longest goes."""
 MAX_AGENT_PEERS = 256
 """Peers that all sockets of one agent talk to at once: each is a socket of the host's. More are dropped."""
-MAX_QUEUED = 256
-"""Datagrams waiting for one peer."""
+MAX_QUEUED, MAX_QUEUED_BYTES = 256, 256 << 10
+"""Datagrams waiting for one peer, and what is in them (a socket's default buffer holds some 200 KiB)."""
 MAX_QUESTIONS = 256
 """DNS questions of one socket being answered at once; more are dropped, as a busy resolver does."""
 PEER_IDLE = 120.0
@@ -116,12 +116,12 @@ class UdpRelay:
                 return
             while len(self._peers) >= MAX_PEERS:
                 self._peers.popitem(last=False)[1].task.cancel()
-            queue: asyncio.Queue[bytes] = asyncio.Queue(MAX_QUEUED)
+            queue = _Datagrams(MAX_QUEUED)
             peer = self._peers[key] = _Peer(queue, asyncio.get_running_loop().create_task(self._serve(queue, address, port)))
             held[self._agent.id] += 1
             peer.task.add_done_callback(lambda _: self._peer_gone())
         self._peers.move_to_end(key)
-        if peer.queue.full():
+        if peer.queue.full() or peer.queue.size + len(data) > MAX_QUEUED_BYTES:
             self._count("udp_dropped")
         else:
             peer.queue.put_nowait(data)
@@ -132,7 +132,7 @@ class UdpRelay:
         if held[agent] <= 0:
             del held[agent]
 
-    async def _serve(self, queue: asyncio.Queue[bytes], address: str, port: int) -> None:
+    async def _serve(self, queue: _Datagrams, address: str, port: int) -> None:
         traffic = self._flow.traffic
         try:
             traffic.connect()
@@ -156,7 +156,7 @@ class UdpRelay:
         self._flow.send_datagram_error(number or errno.EHOSTUNREACH, address, port)
         await asyncio.sleep(1)  # what the guest sends meanwhile is dropped without asking again
 
-    async def _exchange(self, use: Use, queue: asyncio.Queue[bytes], address: str, port: int) -> None:
+    async def _exchange(self, use: Use, queue: _Datagrams, address: str, port: int) -> None:
         """The datagrams of one peer, both ways. AgentfwError if it cannot be had."""
         upstream = await self._connect(use, address, port)
         back: asyncio.Task[None] | None = None
@@ -224,7 +224,22 @@ class UdpRelay:
         self._runtime.counters[name] += 1
 
 
+class _Datagrams(asyncio.Queue[bytes]):
+    """A queue that knows how many bytes are in it."""
+
+    size = 0
+
+    def _put(self, item: bytes) -> None:
+        super()._put(item)
+        self.size += len(item)
+
+    def _get(self) -> bytes:
+        item = super()._get()
+        self.size -= len(item)
+        return item
+
+
 @dataclass(slots=True)
 class _Peer:
-    queue: asyncio.Queue[bytes]
+    queue: _Datagrams
     task: asyncio.Task[None]
