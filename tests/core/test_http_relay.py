@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 from agentfw import Agent, Denied, Destination, RequestHead, ResponseHead, TlsRequest, hookimpl
 from agentfw.errors import Overloaded
+from agentfw.relay.exchange import Exchange
 from agentfw.runtime import Runtime
 
 from .support import (
@@ -436,6 +438,48 @@ async def test_a_stale_connection_is_tried_again_only_for_what_can_be_replayed(m
         got = await https(runtime, port, request)
         stale = runtime.counters["http_stale_connections"]
     assert (stale, got.split()[1]) == ((1, b"200") if tries == 2 else (0, b"502"))
+
+
+@async_test
+async def test_a_body_is_kept_no_longer_than_it_may_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Exchange] = []
+
+    class Told(Exchange):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(self)
+
+    class Replayed(TlsOnce):
+        @hookimpl
+        async def connect(self, agent: Agent, destination: Destination, tls: TlsRequest | None) -> Lease | None:
+            lease = await TlsOnce.connect(self, agent, destination, tls)
+            if lease is not None:
+                lease.replayable = lambda method: True  # type: ignore[attr-defined]
+            return lease
+
+    kept: list[int] = []
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(50000)
+            kept.append(sum(map(len, made[-1]._replay or ())))
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\no")
+            await writer.drain()
+            await reader.readexactly(50000)
+            writer.write(b"k")
+
+    monkeypatch.setattr("agentfw.relay.http.Exchange", Told)
+    async with serving(slow, HOST) as port, running(names(), Loopback(), Replayed(pooled=True)) as runtime:
+        await lookup(runtime, HOST)
+        async with guest(runtime, "127.0.0.1", port) as flow:
+            await offload(flow, HOST)
+            await flow.guest_send(b"POST / HTTP/1.1\r\nHost: api.example\r\nContent-Length: 100000\r\n\r\n" + bytes(50000))
+            assert (await flow.guest_read_until(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+            assert made[-1]._replay is None
+            await flow.guest_send(bytes(50000))
+            assert await exactly(flow, 2) == b"ok"
+    assert kept == [50000]
 
 
 class Hooks:

@@ -169,6 +169,7 @@ class Exchange:
         else:
             if not self.body.done:
                 self._pump = asyncio.get_running_loop().create_task(self._send_body(upstream))
+        del body, out  # the answer may take minutes
         async with self.session.until_closed():
             response, rest = await self._read_response_head(upstream, request)
             if response.status != 101:
@@ -298,6 +299,7 @@ class Exchange:
                     if not buffer and not interim:
                         self._check_stale(upstream)
                     raise UpstreamError(f"{self.destination} closed the connection before it answered")
+                self._replay = None  # there will be no second attempt
                 buffer += data
                 continue
             head = parse_response(buffer[:end])
