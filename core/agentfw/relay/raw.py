@@ -31,7 +31,7 @@ async def relay_raw(
     loop = asyncio.get_running_loop()
     up = loop.create_task(_up(session, upstream))
     down = loop.create_task(_down(session, upstream, first, transforms))
-    gone = loop.create_task(session.flow.wait_closed())
+    gone = session.gone
     pending: set[asyncio.Task[None]] = {up, down, gone}
     try:
         while not (up.done() and (down.done() or gone.done())):
@@ -48,9 +48,9 @@ async def relay_raw(
         session.record.failed(error)
         session.flow.reset(errno_of(error))
     finally:
-        for task in (up, down, gone):
+        for task in (up, down):
             task.cancel()
-        await asyncio.gather(up, down, gone, return_exceptions=True)
+        await asyncio.gather(up, down, return_exceptions=True)
         upstream.release()
 
 

@@ -164,6 +164,12 @@ class Session:
         """Begin to look out for the close; `end()` must follow."""
         self._watch = asyncio.get_running_loop().create_task(self._wait_closed())
 
+    @property
+    def gone(self) -> asyncio.Task[None]:
+        """Done once the guest has closed the flow, or it was closed. `watch()` comes first."""
+        assert self._watch is not None
+        return self._watch
+
     def end(self) -> None:
         """Stop the tasks that this session has begun."""
         for task in (self._watch, self._filling):
