@@ -48,6 +48,8 @@ class GuestFlow:
         self._broken = False  # reset by us, or the guest corrupted its ring
         self._free = False
         self._waiters: list[asyncio.Future[None]] = []
+        self._closers: list[asyncio.Future[None]] = []
+        """Who waits for the end alone: not to be woken at each move of the rings."""
         self._turns = turns
 
     def __repr__(self) -> str:
@@ -203,8 +205,8 @@ class GuestFlow:
 
     async def wait_closed(self) -> None:
         """Returns once the guest has no descriptor left (not at a mere shutdown()), it is gone, or we closed or reset."""
-        while self._live() and not self._gflags() & lib.AFW_G_CLOSED:
-            await self._wait()
+        while not self._over():
+            await self._wait(self._closers)
 
     # -- called by the cell
 
@@ -233,6 +235,9 @@ class GuestFlow:
     def _live(self) -> bool:
         return self._rest is None and not self._closed and not self._broken
 
+    def _over(self) -> bool:
+        return not self._live() or bool(self._gflags() & lib.AFW_G_CLOSED)
+
     def _gflags(self) -> int:
         return lib.afw_flow_gflags(self._host.worker, self.vm, self.index)
 
@@ -259,21 +264,28 @@ class GuestFlow:
         self._host.note(self.vm, f"corrupted the {what} of flow {self.index}: connection reset")
         self.reset()
 
-    async def _wait(self) -> None:
+    async def _wait(self, waiters: list[asyncio.Future[None]] | None = None) -> None:
         """Until the guest said that something changed, or the flow's state did."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
+        waiters = self._waiters if waiters is None else waiters
+        waiters.append(waiter)
         try:
             await waiter
         finally:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
+            if waiter in waiters:
+                waiters.remove(waiter)
 
     def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        _release(self._waiters)
+        if self._closers and self._over():
+            _release(self._closers)
+
+
+def _release(waiters: list[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)
+    waiters.clear()
 
 
 _DATAGRAM = new_datagram()
