@@ -20,7 +20,8 @@ from OpenSSL import crypto
 from . import certificates
 from .destination import Destination
 
-AUTHORITY_DAYS = 90
+AUTHORITY_DAYS = 3650
+"""Longer than any fleet: what its agents trust cannot be changed while they run."""
 LEAF_DAYS = 7
 RENEW = timedelta(days=1)
 """A leaf that ends sooner than this is made anew."""

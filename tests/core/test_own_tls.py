@@ -532,6 +532,18 @@ def test_contexts_are_kept_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert authority.context(Destination("https", "short.test", 443), None) is not short
 
 
+def test_a_fleet_may_run_for_years(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return datetime.now(tz) + timedelta(days=1000)
+
+    authority = FleetCa()
+    monkeypatch.setattr("agentfw.fleet_ca.datetime", Later)
+    destination = Destination("https", "h.test", 443)
+    assert authority.context(destination, None) is authority.context(destination, None)
+
+
 def test_protocols_of_hellos() -> None:
     def hello(*protocols: str) -> bytes:
         context = ssl.create_default_context()
