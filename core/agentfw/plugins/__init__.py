@@ -18,9 +18,9 @@ A plugin is a module (named by an entry point of group ``agentfw.plugins``, or a
 and implements hooks of `agentfw.hookspecs` with `agentfw.hookimpl`. A misspelt hook is an error at start.
 
 `discovery` says which plugins there are, `loading` makes them, `manager` has one typed method a hook (nothing else in the core
-touches pluggy), `calling` is one implementation called once: its time limit, its counters, its errors; `limits` is the operator's
-table [plugins], `reloading` another agentfw.toml for plugins that run, `tracing` a line for each call, `watchdog` names who does
-not return.
+touches pluggy), `calling` is one implementation called once: its time limit, its counters, its errors; `failures` what the log is
+told of these; `limits` is the operator's table [plugins], `reloading` another agentfw.toml for plugins that run, `tracing` a line
+for each call, `watchdog` names who does not return.
 
 To add a hook: its specification in `hookspecs`, and a method in `manager`.
 """

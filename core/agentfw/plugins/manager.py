@@ -29,6 +29,7 @@ from ..texts import why
 from . import tracing
 from .calling import Call, Tracer
 from .discovery import available, chosen_plugins
+from .failures import FailureLog
 from .fitting import check_fit
 from .limits import Limits, hook_names
 from .reloading import Prepared
@@ -61,6 +62,7 @@ class PluginManager:
         self._named: dict[str, object] = {}
         self._calls: dict[str, tuple[Call, ...]] = dict.fromkeys(hook_names(), ())
         self._never_started: set[str] = set()
+        self.failures = FailureLog()
         self._trace: Tracer | None = tracing.to_stderr if tracing.wanted() else None
 
     # -- which there are
@@ -337,7 +339,7 @@ class PluginManager:
             if (result := await call.later(args)) is not None:
                 raise call.nonsense(result)
         except AgentfwError as error:
-            _log(call, error)
+            self._log(call, error)
 
     def _tell(self, hook: str, *args: object) -> None:
         """Everybody, never awaited, whatever one of them does: failures are logged."""
@@ -346,7 +348,7 @@ class PluginManager:
                 if (result := call.now(args)) is not None:
                     raise call.nonsense(result)
             except AgentfwError as error:
-                _log(call, error)
+                self._log(call, error)
 
     def _gather(self, hook: str, fits: Callable[[object], bool], what: str, *args: object) -> list[tuple[str, object]]:
         """(plugin, result) of everybody who returns something; what does not fit, and failures, are logged and left out."""
@@ -358,16 +360,15 @@ class PluginManager:
                         raise call.nonsense(result, f", not {what}")
                     found.append((call.plugin, result))
             except AgentfwError as error:
-                _log(call, error)
+                self._log(call, error)
         return found
 
-
-def _log(call: Call, error: AgentfwError) -> None:
-    """Of a hook whose failure ends nothing."""
-    if isinstance(error, HookError):
-        log.error("%s", error, exc_info=error.__cause__)
-    else:
-        log.error("plugin `%s` failed in `%s`: %s", call.plugin, call.hook, error)
+    def _log(self, call: Call, error: AgentfwError) -> None:
+        """Of a hook whose failure ends nothing."""
+        if isinstance(error, HookError):
+            self.failures.tell(log, error, "%s", error)
+        else:
+            self.failures.tell(log, error, "plugin `%s` failed in `%s`: %s", call.plugin, call.hook, error)
 
 
 @functools.cache

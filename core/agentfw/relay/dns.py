@@ -115,14 +115,14 @@ async def answer(runtime: Runtime, agent: Agent, query: bytes, *, udp: bool) -> 
         return wire.make_error(query, question, error.rcode, ede, error.reason)
     except HookError as error:
         _note(runtime, agent, question, error)
-        log.error("%s: dns: %s", agent.name, error, exc_info=error.__cause__)
+        runtime.plugins.failures.tell(log, error, "%s: dns: %s", agent.name, error)
         text = f"plugin {error.plugin} failed in {error.hook}"
         return wire.make_error(query, question, wire.SERVFAIL, wire.EDE_OTHER, text)
     except AgentfwError as error:
         return wire.make_error(query, question, wire.SERVFAIL, wire.EDE_OTHER, str(error))
     except Exception as error:
         _note(runtime, agent, question, error)
-        log.exception("%s: dns", agent.name)
+        runtime.plugins.failures.tell(log, error, "%s: dns", agent.name)
         return wire.make_error(query, question, wire.SERVFAIL, wire.EDE_OTHER, "internal error")
     return wire.truncated(reply, question) if udp else reply
 

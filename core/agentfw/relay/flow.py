@@ -63,7 +63,7 @@ async def relay(runtime: Runtime, agent: Agent, flow: MeteredFlow) -> None:
         flow.reset(errno_of(error))
     except Exception as error:  # ours or a plugin's mistake costs this flow only
         runtime.counters["flows_broken"] += 1
-        log.exception("%s: %s port %s", agent.name, flow.address, flow.port)
+        runtime.plugins.failures.tell(log, error, "%s: %s port %s", agent.name, flow.address, flow.port)
         record.error = record.error or type(error).__name__  # its message may quote a header
         runtime.note(agent, record.destination, error, address=flow.address, port=str(flow.port))
         flow.reset()
@@ -79,7 +79,7 @@ def _note(runtime: Runtime, agent: Agent, flow: MeteredFlow, record: FlowRecord,
     runtime.note(agent, record.destination, error, address=flow.address, port=str(flow.port))
     if isinstance(error, HookError):
         runtime.counters["flows_broken"] += 1
-        log.error("%s: %s port %s: %s", agent.name, flow.address, flow.port, error, exc_info=error.__cause__)
+        runtime.plugins.failures.tell(log, error, "%s: %s port %s: %s", agent.name, flow.address, flow.port, error)
     elif isinstance(error, Denied):
         runtime.counters["flows_denied"] += 1
         log.info("%s: %s port %s: %s [%s]", agent.name, flow.address, flow.port, error, error.plugin, extra={"denied": True})

@@ -158,7 +158,7 @@ class HttpRelay:
         elif isinstance(error, HookError):
             about.update(type="agentfw_plugin_failed", plugin=error.plugin, hook=error.hook, message="a plugin failed")
             session.count("http_plugin_failures")
-            log.error("%s: %s: %s", session.agent.name, self._destination, error, exc_info=error.__cause__)
+            session.runtime.plugins.failures.tell(log, error, "%s: %s: %s", session.agent.name, self._destination, error)
         elif isinstance(error, DestinationError) or (isinstance(error, ProtocolError) and error.status != 502):
             status = getattr(error, "status", 400)
             about.update(type="agentfw_bad_request")
