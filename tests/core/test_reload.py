@@ -8,6 +8,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import agentfw.runtime as runtime_module
 import agentfw_native
@@ -520,6 +521,7 @@ async def test_limits_take_effect() -> None:
     [
         ("raise KeyError('secret')", "`odd` failed in `reconfigure`: KeyError"),
         ("raise SystemExit(3)", "`odd` failed in `reconfigure`: SystemExit"),
+        ("raise asyncio.CancelledError", "`odd` failed in `reconfigure`: CancelledError"),
         ("return None", "`odd` failed in `reconfigure`: returned NoneType"),
         ("return 5", "`odd` failed in `reconfigure`: returned int"),
     ],
@@ -527,7 +529,7 @@ async def test_limits_take_effect() -> None:
 @pytest.mark.parametrize("form", ["def", "async def"])
 @async_test
 async def test_a_plugin_that_prepares_badly_changes_nothing(body: str, message: str, form: str) -> None:
-    space: dict[str, type] = {}
+    space: dict[str, Any] = {"asyncio": asyncio}
     exec(f"class Odd:\n    name = 'odd'\n    {form} reconfigure(self, config): {body}\n", space)
     plugin = space["Odd"]()
     plugin.config_type = GateConfig
@@ -540,17 +542,21 @@ async def test_a_plugin_that_prepares_badly_changes_nothing(body: str, message: 
     assert gate.log == ["prepare"] and gate.config == GateConfig()
 
 
+@pytest.mark.parametrize("raised", [KeyError, SystemExit, asyncio.CancelledError, KeyboardInterrupt])
 @async_test
-async def test_a_commit_that_fails_is_told_and_the_others_stand() -> None:
+async def test_a_commit_that_fails_is_told_and_the_others_stand(raised: type[BaseException]) -> None:
     class Liar(Gate):
         name = "liar"
 
         def reconfigure(self, config: GateConfig) -> Callable[[], None]:
-            return lambda: {}["secret"]  # type: ignore[no-any-return]
+            def commit() -> None:
+                raise raised("secret")
+
+            return commit
 
     gate = Gate()
     runtime = make_runtime(Liar(), gate)
-    with pytest.raises(HookError, match="`liar` failed in `reconfigure`: KeyError"):
+    with pytest.raises(HookError, match=f"`liar` failed in `reconfigure`: {raised.__name__}"):
         await runtime.reload(Config({"gate": {"closed": ["x"]}, "liar": {"closed": ["x"]}}))
     assert gate.config.closed == ("x",) and gate.log == ["prepare", "commit", "reloaded"]
     assert runtime.config.tables["gate"] == {"closed": ["x"]}

@@ -58,9 +58,9 @@ class Prepared:
             commit = reconfigure(table)
         except ConfigError as error:
             raise config.located(name, error) if error.file is None else error from None
-        except AgentfwError:
+        except (AgentfwError, KeyboardInterrupt):
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # nothing is awaited here: not even a CancelledError is somebody else's
             raise PluginError(f"plugin `{name}` failed in `reconfigure`: {type(error).__name__}") from error
         if not callable(commit):
             if inspect.iscoroutine(commit):
@@ -74,7 +74,7 @@ class Prepared:
         for name, commit in self._commits:
             try:
                 commit()
-            except (Exception, SystemExit) as error:
+            except BaseException as error:  # whatever it is, half of a configuration would be worse
                 log.error("plugin `%s` failed amid a reload", name, exc_info=error)
                 failed = HookError(
                     name, "reconfigure", f"{type(error).__name__} after it had agreed; its state is unknown: restart"
