@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import stat
 from pathlib import Path
 
@@ -19,16 +20,18 @@ def read_small(path: Path, most: int, *, pipes: bool = False) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
     except ValueError:
         raise OSError(0, "its name has a NUL in it", str(path)) from None
-    with os.fdopen(descriptor, "rb", buffering=0) as stream:
+    with os.fdopen(descriptor, "rb", buffering=0):
         kind = os.fstat(descriptor).st_mode
         if stat.S_ISDIR(kind):
             raise IsADirectoryError(21, "Is a directory", str(path))
         if stat.S_ISFIFO(kind):
             if not pipes:
                 raise OSError(0, "a pipe", str(path))
-            stream.close()
-            with path.open("rb", buffering=0) as pipe:
-                return _read(pipe.fileno(), path, most)
+            # Not opened a second time without O_NONBLOCK: who waited for a reader may have written, and gone, in between.
+            ready = select.poll()
+            ready.register(descriptor, select.POLLIN)  # not at its end either while nobody has opened it for writing, fifo(7)
+            ready.poll()
+            os.set_blocking(descriptor, True)
         return _read(descriptor, path, most)
 
 

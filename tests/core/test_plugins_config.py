@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import queue
+import threading
 from pathlib import Path
 
 import msgspec
@@ -151,6 +154,19 @@ def test_the_file_is_found_upward(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         load_config(tmp_path / "none.toml")
     assert Config().run.memory is None
+
+
+def test_the_file_may_be_a_pipe_whose_writer_does_not_stay(tmp_path: Path) -> None:
+    """It waits for a reader, writes, and is gone, all before the reader's next line."""
+    os.mkfifo(tmp_path / "pipe")
+    found: queue.Queue[str | None] = queue.Queue()
+    for number in range(20):
+        writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=[f"[run]\nmemory = '{number}G'\n"], daemon=True)
+        writer.start()
+        reader = threading.Thread(target=lambda: found.put(load_config(tmp_path / "pipe").run.memory), daemon=True)
+        reader.start()
+        assert found.get(timeout=20) == f"{number}G"
+        writer.join(30)
 
 
 def test_tables_of_plugins_that_are_not_loaded_are_known(tmp_path: Path) -> None:
