@@ -122,3 +122,10 @@ class Table:
     columns: Sequence[str]
     """In lower_snake_case."""
     rows: Sequence[Sequence[str | int | float | None]]
+
+    def fits(self) -> bool:
+        """Each row has a value, of a kind that can be shown, for each column."""
+        return all(isinstance(text, str) for text in (self.name, self.title, *self.columns)) and all(
+            len(row) == len(self.columns) and all(value is None or isinstance(value, (str, int, float)) for value in row)
+            for row in self.rows
+        )

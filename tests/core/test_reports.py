@@ -11,6 +11,7 @@ import dnslib
 import msgspec
 import pytest
 from agentfw import Agent, Denied, Destination, RequestHead, ResponseHead, hookimpl
+from agentfw.cli.tables import as_json, as_text
 from agentfw.errors import ConnectError
 from agentfw.model_calls import ModelCall
 from agentfw.reports import AuditEvent, ExchangeReport, FlowReport, Table, shown
@@ -462,6 +463,33 @@ async def test_hooks_that_fail_in_telling_harm_nobody() -> None:
             assert (await read_response(flow))[0] == 403
         assert runtime.tables() == []
     assert len(watch.exchanges) == len(watch.events) == 1 and len(watch.flows) == 2
+
+
+@pytest.mark.parametrize("odd", [
+    Table("t", "T", ("a", "b"), [(1, 2), (1,)]),
+    Table("t", "T", ("a",), [(1, 2)]),
+    Table("t", "T", ("a",), [(b"bytes",)]),  # type: ignore[list-item]
+    Table("t", "T", ("a",), [5]),  # type: ignore[list-item]
+    Table("t", "T", (5,), []),  # type: ignore[arg-type]
+    Table(None, "T", (), []),  # type: ignore[arg-type]
+])  # fmt: skip
+@async_test
+async def test_a_table_that_cannot_be_shown_costs_the_others_nothing(odd: Table, caplog: pytest.LogCaptureFixture) -> None:
+    class Tells:
+        def __init__(self, table: Table) -> None:
+            self.table = table
+
+        @hookimpl
+        def tables(self) -> list[Table]:
+            return [self.table]
+
+    class TellsOdd(Tells):
+        pass
+
+    good = Table("good", "Good", ("a", "b"), [(1, None), ("x", 0.5)])
+    runtime = make_runtime(TellsOdd(odd), Tells(good))
+    assert runtime.tables() == [good] and "returned list, not a list of tables" in caplog.text
+    assert as_json(runtime.tables())["good"][1] == {"a": "x", "b": 0.5} and as_text(good)
 
 
 @async_test

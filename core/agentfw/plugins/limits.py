@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
@@ -74,5 +73,5 @@ def hook_names() -> frozenset[str]:
 
 
 def _check(config: Config, key: str, seconds: float) -> None:
-    if not 0 < seconds <= MOST_SECONDS or math.isnan(seconds):
+    if not 0 < seconds <= MOST_SECONDS:  # nor is NaN
         raise config.error(key, f"must be more than 0 and at most {MOST_SECONDS:g} seconds")

@@ -404,7 +404,7 @@ def _is_variables(result: object) -> bool:
 
 
 def _is_tables(result: object) -> bool:
-    return isinstance(result, list) and all(isinstance(each, Table) for each in result)
+    return isinstance(result, list) and all(isinstance(each, Table) and each.fits() for each in result)
 
 
 def _is_bytes(result: object) -> bool:
