@@ -26,7 +26,7 @@ from agentfw_vmm import Cell, CellError, GuestFlow, VmExit, VmStatistics
 
 from . import guest_trust
 from .agents import Agent, ExitReport
-from .errors import AgentfwError, HookError
+from .errors import AgentfwError
 from .guestfs import HOME
 from .reports import AuditEvent
 from .runtime import Runtime
@@ -389,11 +389,19 @@ class Fleet:
         does. `timeout`: seconds from here."""
         number = next(self._numbers)
         agent = Agent(f"{os.getpid()}-{number}", name or f"agent-{number}", labels or {})
-        loop = asyncio.get_running_loop()
-        started = loop.time()
+        started = asyncio.get_running_loop().time()
+        try:
+            return await self._admitted(agent, job, streams, timeout, started)
+        except BaseException:  # we are being cancelled, or a sink failed: what is kept for the agent goes all the same
+            seconds = asyncio.get_running_loop().time() - started
+            self.runtime.agent_exited(agent, ExitReport("killed", text="its run was given up", seconds=seconds))
+            raise
+
+    async def _admitted(self, agent: Agent, job: Job, streams: Streams, timeout: float | None, started: float) -> Result:  # noqa: ASYNC109
         try:
             await self.runtime.admit(agent)
         except AgentfwError as error:
+            self.runtime.note(agent, None, error)
             return self._done(agent, ExitReport("internal", text=str(error)), None)
         deadline = None if timeout is None else started + timeout
         try:
@@ -503,8 +511,9 @@ class Fleet:
             return  # it is gone, and its end will tell
         except EOFError:
             return
-        except HookError as error:
-            log.error("%s: %s", run.agent.name, error, exc_info=error.__cause__)
+        except AgentfwError as error:
+            self.runtime.note(run.agent, None, error)
+            self.runtime.plugins.failures.tell(log, error, "%s: %s", run.agent.name, error)
             run.failure = str(error)
             run.kill()
             return

@@ -5,21 +5,51 @@ import sys
 from pathlib import Path
 
 import pytest
+from agentfw import Agent, Denied, ExitReport, hookimpl
 from agentfw.cli.output import Kept
-from agentfw.config import Config
 from agentfw.fleet import Fleet, Job, Result, Streams, default_environment, template_environment
 from agentfw.guestfs import base_view, find_interpreter
-from agentfw.plugins import load_plugins
-from agentfw.runtime import Runtime
+from agentfw.reports import AuditEvent
 from agentfw.snapshots import SnapshotStore, Template
+from agentfw.testing import make_runtime
 
 pytestmark = pytest.mark.kvm
 
 
+class Watch:
+    """What plugins are told of agents' lives."""
+
+    def __init__(self) -> None:
+        self.ends: list[tuple[str, str]] = []
+        self.events: list[tuple[str, str, str]] = []
+
+    @hookimpl
+    def admit(self, agent: Agent) -> None:
+        if "refused" in agent.labels:
+            raise Denied("watch: refused", "not today")
+
+    @hookimpl
+    def environment(self, agent: Agent) -> dict[str, str]:
+        if "bare" in agent.labels:
+            raise Denied("watch: bare", "nothing for it")
+        return {}
+
+    @hookimpl
+    def exit(self, agent: Agent, report: ExitReport) -> None:
+        self.ends.append((report.kind, report.text))
+
+    @hookimpl
+    def audit(self, event: AuditEvent) -> None:
+        self.events.append((event.kind, event.rule, event.plugin))
+
+
 def test_a_cancelled_run_leaves_its_vm_to_the_next(tmp_path: Path, agentfw_environment: dict[str, str]) -> None:
-    async def run(fleet: Fleet, code: str) -> tuple[Result, str]:
+    async def run(fleet: Fleet, code: str, **labels: str) -> tuple[Result, str]:
         out = Kept()
-        return await fleet.run(Job("code", code, (), default_environment(), "/tmp"), Streams(out, Kept())), out.text
+        job = Job("code", code, (), default_environment(), "/tmp")
+        return await fleet.run(job, Streams(out, Kept()), labels=labels), out.text
+
+    watch = Watch()
 
     async def main() -> list[tuple[Result, str]]:
         environment = template_environment({})
@@ -27,7 +57,7 @@ def test_a_cancelled_run_leaves_its_vm_to_the_next(tmp_path: Path, agentfw_envir
         view = base_view(interpreter)
         view.cwd = "/tmp"
         template = Template(interpreter, view, environment, (), 256 << 20)
-        runtime = Runtime(asyncio.get_running_loop(), load_plugins((), Config()), Config())
+        runtime = make_runtime(watch)
         store = SnapshotStore(Path(agentfw_environment["XDG_CACHE_HOME"]) / "agentfw/snapshots")
         await runtime.start()
         results = []
@@ -43,9 +73,16 @@ def test_a_cancelled_run_leaves_its_vm_to_the_next(tmp_path: Path, agentfw_envir
                     results.append(await asyncio.wait_for(second, 30))
                     with pytest.raises(asyncio.CancelledError):
                         await first
+                for label in ("refused", "bare"):
+                    refused, _ = await run(fleet, "print('it ran')", **{label: "yes"})
+                    assert refused.status == 125 and f"watch: {label}" in refused.report.text, refused.report
         finally:
             await runtime.stop()
         return results
 
     for result, output in asyncio.run(main()):
         assert (result.status, output) == (0, "second\n"), result.report
+    killed, ended, refused = ("killed", "its run was given up"), ("code", "exit code 0"), [("internal", text) for text in
+        ("denied by watch: refused: not today", "denied by watch: bare: nothing for it")]  # fmt: skip
+    assert sorted(watch.ends) == sorted([killed] * 5 + [ended] * 5 + refused), "told of each"
+    assert watch.events == [("denied", "watch: refused", "Watch"), ("denied", "watch: bare", "Watch")]
