@@ -179,8 +179,8 @@ def distribution(place: Path, name: str, version: str, **points: str) -> None:
 
 def listed(agentfw: Agentfw, place: Path) -> dict[str, dict[str, object]]:
     done = agentfw("plugins", "list", "--json", env={"PYTHONPATH": str(place)})
-    document = done.stdout[done.stdout.index("{") :]  # the modules above print
-    return {row["name"]: row for row in json.loads(document)["plugins"]}
+    assert "was imported" not in done.stdout, "what the modules above print is not data"
+    return {row["name"]: row for row in json.loads(done.stdout)["plugins"]}
 
 
 def test_two_distributions_with_one_name_are_told_apart_by_the_operator(agentfw: Agentfw, tmp_path: Path) -> None:

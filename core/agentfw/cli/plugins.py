@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 import textwrap
 from dataclasses import asdict
 from pathlib import Path
@@ -27,7 +29,6 @@ def list_plugins(as_json: bool) -> None:
     """The installed plugins, their hooks, and where they come from. A `*` marks those that `agentfw run` uses by default."""
     from ..errors import AgentfwError
     from ..plugins import DEFAULT, available
-    from ..plugins.describe import describe
 
     rows: list[dict[str, Any]] = []
     for name, info in sorted(available().items()):
@@ -39,7 +40,7 @@ def list_plugins(as_json: bool) -> None:
             "others": list(info.others),
         }
         try:
-            row["hooks"] = [use.name for use in describe(name).hooks]
+            row["hooks"] = [use.name for use in _described(name).hooks]
         except AgentfwError as error:  # a broken one is worth seeing, and must not hide the others
             row["error"] = str(error)
         rows.append(row)
@@ -66,10 +67,9 @@ def show(plugin: str, file: Path | None, as_json: bool) -> None:
     NAME is an installed plugin or a file, as for `run --plugins`. It is imported, but not started.
     """
     from ..config import load_config
-    from ..plugins.describe import describe
     from ..plugins.limits import Limits
 
-    found = describe(plugin)
+    found = _described(plugin)
     limits = Limits(load_config(file), [found.name])
     seconds = {use.name: limits.seconds(found.name, use.name) for use in found.hooks}
     if as_json:
@@ -80,6 +80,14 @@ def show(plugin: str, file: Path | None, as_json: bool) -> None:
         return
     for line in _lines(found, seconds):
         click.echo(line)
+
+
+def _described(name: str) -> Description:
+    """What the plugin prints while it is imported is not data."""
+    from ..plugins.describe import describe
+
+    with contextlib.redirect_stdout(sys.stderr):
+        return describe(name)
 
 
 def _lines(found: Description, seconds: dict[str, float]) -> list[str]:
