@@ -198,7 +198,8 @@ class _OutOfTime(Exception):
 
 
 class _TimeLimit:
-    """As asyncio.timeout(); who does not end when cancelled is cancelled a second time, and `dropped`."""
+    """As asyncio.timeout(), but an answer that comes after it is none. Who does not end when cancelled is cancelled a second
+    time, and `dropped`."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -226,8 +227,8 @@ class _TimeLimit:
         self._timer.cancel()
         for _ in range(self._fired):
             self._task.uncancel()
-        ours = self._fired and self._task.cancelling() <= self._cancelling
-        if ours and kind is not None and issubclass(kind, asyncio.CancelledError):
+        ours = self._task.cancelling() <= self._cancelling
+        if self._fired and (kind is None or (ours and issubclass(kind, asyncio.CancelledError))):
             raise _OutOfTime from error
 
 
