@@ -96,6 +96,12 @@ def test_no_secret_is_shown_wherever_it_stands(agentfw: Agentfw, tmp_path: Path)
     text = """
 [run.env]
 DATABASE_URL = "postgres://me:hunter2@db"
+DB_PASS = "hunter2"
+SMTP_PASSPHRASE = "hunter2"
+NPM_AUTH = "hunter2"
+SENTRY_DSN = "hunter2"
+SESSION_COOKIE = "hunter2"
+AWS_CREDENTIALS = "hunter2"
 [[credentials.rule]]
 host = "a.example"
 header = "authorization"

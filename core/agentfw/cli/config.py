@@ -9,7 +9,10 @@ from typing import Any
 
 import click
 
-SECRET_WORDS = ("secret", "token", "password", "key", "value", "authorization", "argv", "parameters", "url", "basic")
+SECRET_WORDS = (
+    "secret", "token", "pass", "key", "value", "authorization", "_auth", "credential", "cookie", "dsn", "argv", "parameters",
+    "url", "basic",
+)  # fmt: skip
 """Of a key with one of these in its name neither its value nor what is below it is shown. Programs are given secrets in their
 arguments (`argv`), URLs have them in queries, and users of Basic authentication are keys at some APIs."""
 
