@@ -16,6 +16,8 @@ from .search import Needles
 PART = 4096
 DENSE = 32
 """A piece with more than one character in so many that may begin an escape is looked at in parts of PART bytes."""
+AGAIN = 1024
+"""Bytes held from which on they are looked at again only when as many have come, or some that cannot go on with them."""
 INFLATED = 65536
 """Bytes of a part of what was compressed."""
 EXPANSION = 16 << 20
@@ -32,13 +34,15 @@ class EncodedBody(ProtocolError):
 class Redactor:
     """A BodyTransform. `needles()`: what to mask, asked for each piece since secrets change; `count` is told how many were."""
 
-    __slots__ = ("_count", "_held", "_needles", "_over")
+    __slots__ = ("_again", "_count", "_held", "_needles", "_over")
     same_length = True
 
     def __init__(self, needles: Callable[[], Needles], count: Callable[[int], None]) -> None:
         self._needles = needles
         self._count = count
         self._held = b""
+        self._again = 0
+        """With fewer held and new bytes together nothing is decided, unless the new ones cannot go on with those held."""
         self._over = 0
         """So many bytes of those held belong to a secret that has begun before them."""
 
@@ -52,9 +56,16 @@ class Redactor:
 
     def __call__(self, piece: bytes, last: bool) -> bytes:
         data = self._held + piece if self._held else piece
-        found, begun = self._needles().scan(data, last)
+        if not data:
+            return data
+        needles = self._needles()
+        if len(data) < self._again and not last and needles.may_go_on(piece):
+            self._held = data
+            return b""
+        found, begun = needles.scan(data, last)
         cut = len(data) - begun
         self._held = data[cut:]
+        self._again = 2 * begun if begun > AGAIN else 0
         if not found and not self._over:
             return data[:cut] if begun else data
         out = bytearray(data[:cut])

@@ -29,6 +29,8 @@ _CUT_ESCAPE = re.compile(
     rb"(?:%[0-9A-Fa-f]?|\\(?:u(?:0(?:0[0-9A-Fa-f]?)?)?|x[0-9A-Fa-f]?)?|&(?:#(?:[xX][0-9A-Fa-f]{0,7}|[0-9]{0,8})|[a-z]{0,4})?)\Z"
 )
 _LONGEST_ESCAPE = 12
+_OF_ESCAPES = b"%\\&#;ampltgquosuxX0123456789ABCDEFabcdef\"'/"
+"""What escapes are made of."""
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 
 
@@ -160,6 +162,7 @@ class Needles:
             self._by_start.setdefault(needle[:2], []).append(needle)
         self._escapes = Escapes(self._alphabet)
         self._first = {needle[:1] for needle in needles}
+        self._inside = self._alphabet + _OF_ESCAPES
 
     def __repr__(self) -> str:
         return f"<Needles {len(self.secrets)}>"
@@ -195,6 +198,10 @@ class Needles:
         while (earlier := min((view.whole(start) for view in views), default=start)) < start:
             start = earlier
         return found, len(data) - start
+
+    def may_go_on(self, data: bytes) -> bool:
+        """What has begun before `data` may not have ended behind it: nothing in it is in no secret and in no escape."""
+        return not data.translate(None, self._inside)
 
     def _search(self, data: bytes) -> list[Found]:
         if not self._first_of.find_matches_as_indexes(data):
