@@ -7,7 +7,7 @@ Anything that two parsers could read differently is a ProtocolError.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from .errors import ProtocolError
@@ -39,7 +39,25 @@ BodyTransform = Callable[[bytes, bool], bytes]
 """(piece, it is the last) -> what to pass on; may hold bytes back until the next piece, must give all at the last.
 
 One that may make much out of little, or take long over it, has a method `parts(piece, last)` besides, an iterator of the same in
-parts: other agents have their turns between them, and each waits until the agent has taken the one before."""
+parts: other agents have their turns between them, and each waits until the agent has taken the one before. The
+parts of a piece of a request's body are sent together."""
+
+
+def transformed(transforms: Sequence[BodyTransform], piece: bytes, last: bool) -> Iterator[tuple[bytes, bool]]:
+    """(part, it is the last) of what the transforms, one after the other, make of a piece: one, unless one has `parts`."""
+    for number, transform in enumerate(transforms):
+        parts = getattr(transform, "parts", None)
+        if parts is None:
+            piece = transform(piece, last)
+            continue
+        held: bytes | None = None  # only the last part is the last
+        for part in parts(piece, last):
+            if held is not None:
+                yield from transformed(transforms[number + 1 :], held, False)
+            held = part
+        yield from transformed(transforms[number + 1 :], held or b"", last)
+        return
+    yield piece, last
 
 
 BodyObserver = Callable[[bytes, bool], None]

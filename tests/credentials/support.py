@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from agentfw import Agent, Destination, Headers, RequestHead, ResponseHead, TlsInfo
 from agentfw.testing import make_agent
 from agentfw_credentials import BasicConfig, Config, Plugin, RuleConfig
+from agentfw_credentials.search import Needles
 
 AGENT = make_agent()
 KEY = "sk-real-0123456789"
@@ -80,6 +82,31 @@ def answer(
             piece = transform(piece, number == len(pieces) - 1)
         out += piece
     return out
+
+
+class Measured(Needles):
+    """Says how much it was given to look at."""
+
+    looked_at = 0
+
+    def scan(self, data: bytes, last: bool) -> tuple[list[tuple[int, int, int]], int]:
+        self.looked_at += len(data)
+        return super().scan(data, last)
+
+
+@asynccontextmanager
+async def other_agents_turns() -> AsyncIterator[list[None]]:
+    """One more in it for each turn that the loop gives to others."""
+    turns: list[None] = []
+
+    async def another() -> None:
+        while True:
+            await asyncio.sleep(0)
+            turns.append(None)
+
+    task = asyncio.create_task(another())
+    yield turns
+    task.cancel()
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import base64
+import random
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 from agentfw import Denied, TlsInfo
 from agentfw.errors import ProtocolError
-from agentfw.http1 import parse_request
+from agentfw.http1 import parse_request, transformed
+from agentfw.testing import FakeServer, Response, fetch, running
+from agentfw_credentials.placeholders import BodyScan
+from agentfw_credentials.search import PART
+from agentfw_credentials.values import Secrets
 
-from .support import BASIC, HERE, INFO, KEY, KINDS, PLACEHOLDER, UNVERIFIED, ask, credentials, rule, sent
+from tests.core.support import async_test
+
+from .support import (
+    BASIC,
+    HERE,
+    INFO,
+    KEY,
+    KINDS,
+    PLACEHOLDER,
+    UNVERIFIED,
+    Measured,
+    ask,
+    credentials,
+    other_agents_turns,
+    rule,
+    sent,
+)
 
 OWN = "sk-the-agents-own"
 
@@ -182,3 +203,45 @@ def test_basic_rules_take_any_users_placeholder() -> None:
     assert sent(plugin, {"Authorization": f"Basic {b64(f'me:{PLACEHOLDER}')}"}) == {"authorization": good}
     with pytest.raises(Denied):
         ask(credentials(), {"Authorization": f"Basic {b64(f'me:{PLACEHOLDER}')}"})
+
+
+@async_test
+async def test_an_agents_body_of_escapes_stops_no_other_agent() -> None:
+    body = b"%61" * 20_000
+    server = FakeServer(lambda request: Response(200))
+    async with running(credentials(), server) as runtime:
+        async with other_agents_turns() as few:
+            await fetch(runtime, "https://other.example/", method="POST", body=b"a" * len(body))
+        async with other_agents_turns() as turns:
+            await fetch(runtime, "https://other.example/", method="POST", body=body)
+    assert server.requests[1].body == body and len(turns) > len(few) + len(body) // PART - 2
+
+
+def test_of_a_piece_with_a_secret_nothing_is_sent() -> None:
+    transforms = ask(credentials()).transforms
+    passed = b""
+    with pytest.raises(Denied):
+        for part, _ in transformed(transforms, b"%61" * 10_000 + KEY.encode(), True):
+            passed += part
+    assert passed == b""
+    assert b"".join(part for part, _ in transformed(ask(credentials()).transforms, b"%61" * 30_000, True)) == b"%61" * 30_000
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_long_secrets_beginning_is_not_looked_at_again_with_each_byte(whole: bool) -> None:
+    key = random.Random(1).randbytes(500).hex().encode()
+    needles = Measured([key])
+    secrets = Secrets(0)
+    secrets._needles, secrets._stale = needles, False
+    scan = BodyScan(secrets, 65536, lambda: Denied("scope", "a secret"))
+    text = b"".join(b"&#%07d;" % code for code in (key if whole else key[:-1]))
+    passed = b""
+    try:
+        for at in range(len(text)):
+            passed += scan(text[at : at + 1], False)
+        passed += scan(b"", True)
+    except Denied:
+        assert whole and passed == text[: len(passed)] and len(passed) < len(text)
+    else:
+        assert not whole and passed == text
+    assert needles.looked_at < 100 * len(text)

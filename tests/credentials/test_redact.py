@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import gzip
 import html
@@ -17,17 +16,17 @@ from urllib.parse import quote, unquote
 import pytest
 from agentfw import Agent, Denied, Headers, RequestHead, ResponseHead
 from agentfw.errors import ProtocolError
-from agentfw.relay.exchange import transformed
+from agentfw.http1 import transformed
 from agentfw.testing import FakeServer, Response, fetch, running
-from agentfw_credentials.redact import EXPANSION, PART, Inflate, Redactor
-from agentfw_credentials.search import Needles, forms
+from agentfw_credentials.redact import EXPANSION, Inflate, Redactor
+from agentfw_credentials.search import PART, Needles, forms
 from agentfw_credentials.values import Secrets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.support import async_test
 
-from .support import KEY, PLACEHOLDER, answer, ask, credentials, rule
+from .support import KEY, PLACEHOLDER, Measured, answer, ask, credentials, other_agents_turns, rule
 
 KEYS = (KEY.encode(), b"sk-real-01234567", b"0123456789abcdef", b"A/b+c&d\"e'f\\g%h<", b"aaaaaaaabaaaaaaaa", b"x" * 300)
 NEEDLES = Needles(KEYS)
@@ -173,16 +172,6 @@ def test_nothing_is_held_that_cannot_be_a_secret() -> None:
     assert redact(b" of it\n\n", False) == b"% of it\n\n"
 
 
-class Measured(Needles):
-    """Says how much it was given to look at."""
-
-    looked_at = 0
-
-    def scan(self, data: bytes, last: bool) -> tuple[list[tuple[int, int, int]], int]:
-        self.looked_at += len(data)
-        return super().scan(data, last)
-
-
 def test_what_is_held_is_not_looked_at_again_with_each_byte() -> None:
     """A long secret's beginning in escapes, a byte a packet: 1.3 ms of all agents' time for each."""
     key = random.Random(1).randbytes(500).hex().encode()
@@ -318,19 +307,9 @@ async def test_a_bomb_stops_no_other_agent() -> None:
     """15 KB from a server were 16 s of all agents' time."""
     bomb = gzip.compress(b"%61" * 100_000)
     server = FakeServer(lambda request: Response(200, {"content-encoding": "gzip"}, bomb))
-    turns = 0
-
-    async def another() -> None:
-        nonlocal turns
-        while True:
-            await asyncio.sleep(0)
-            turns += 1
-
-    async with running(credentials(), server) as runtime:
-        task = asyncio.create_task(another())
+    async with running(credentials(), server) as runtime, other_agents_turns() as turns:
         response = await fetch(runtime, "https://api.example/")
-        task.cancel()
-    assert response.body == b"%61" * 100_000 and turns > 300_000 // PART
+    assert response.body == b"%61" * 100_000 and len(turns) > 300_000 // PART
 
 
 def test_an_agent_without_a_rule_does_not_see_the_secret_of_others() -> None:

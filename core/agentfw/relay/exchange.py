@@ -25,6 +25,7 @@ from ..http1 import (
     find_head_end,
     parse_response,
     response_framing,
+    transformed,
 )
 from ..reports import ExchangeReport, shown
 from ..upstream import Replayable, TlsRequest, Upstream
@@ -160,7 +161,7 @@ class Exchange:
             if upstream.reused and self._may_replay(upstream):
                 self._replay = []
             body = self._kept(self._buffered_body())
-        out = self._encode_request(request) + self._encode_body(body)
+        out = self._encode_request(request) + await self._encode_body(body)
         try:
             await upstream.send(out)
             self._sent_all = self.body.done
@@ -216,15 +217,20 @@ class Exchange:
             session.buffer[:0] = self.body.leftover
         return piece
 
-    def _encode_body(self, piece: bytes) -> bytes:
+    async def _encode_body(self, piece: bytes) -> bytes:
+        """What to send for the next piece: all of its parts together, other agents' turns in between."""
         if self._transforms and (piece or self.body.done):
-            for transform in self._transforms:
-                try:
-                    piece = transform(piece, self.body.done)
-                except AgentfwError:
-                    raise
-                except Exception as error:
-                    raise HookError("?", "request", type(error).__name__) from error
+            made: list[bytes] = []
+            try:
+                for part, _ in transformed(self._transforms, piece, self.body.done):
+                    if made:
+                        await asyncio.sleep(0)
+                    made.append(part)
+            except AgentfwError:
+                raise
+            except Exception as error:
+                raise HookError("?", "request", type(error).__name__) from error
+            piece = b"".join(made)
         if not self._chunked:
             return piece
         return encode_chunk(piece) + (LAST_CHUNK if self.body.done else b"")
@@ -249,7 +255,7 @@ class Exchange:
         while not self.body.done:
             if not self.session.buffer and not await self.session.fill():
                 self.body.end()
-            out = self._encode_body(self._kept(self._buffered_body()))
+            out = await self._encode_body(self._kept(self._buffered_body()))
             if out:
                 try:
                     await upstream.send(out)
@@ -454,20 +460,3 @@ def find_response_head_end(buffer: bytes, seen: int = 0) -> int:
         return find_head_end(buffer, seen=seen)
     except ProtocolError as error:
         raise ProtocolError(f"bad response: {error}", 502) from None
-
-
-def transformed(transforms: list[BodyTransform], piece: bytes, last: bool) -> Iterator[tuple[bytes, bool]]:
-    """(part, it is the last) of what the transforms, one after the other, make of a piece: one, unless one has `parts`."""
-    for number, transform in enumerate(transforms):
-        parts = getattr(transform, "parts", None)
-        if parts is None:
-            piece = transform(piece, last)
-            continue
-        held: bytes | None = None  # only the last part is the last
-        for part in parts(piece, last):
-            if held is not None:
-                yield from transformed(transforms[number + 1 :], held, False)
-            held = part
-        yield from transformed(transforms[number + 1 :], held or b"", last)
-        return
-    yield piece, last

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ..errors import ProtocolError, UpstreamError
 from ..flows import errno_of
-from ..http1 import BodyTransform
+from ..http1 import BodyTransform, transformed
 from ..upstream import Upstream
 from . import preface
 from .session import Session
@@ -92,11 +92,14 @@ async def _down(
     last = False
     while not last:
         last = not data
-        for transform in transforms:
-            data = transform(data, last)
+        turn = False
         try:
-            if data:
-                await session.send(data)
+            for part, _ in transformed(transforms, data, last):
+                if turn:
+                    await asyncio.sleep(0)
+                turn = True
+                if part:
+                    await session.send(part)
         except BrokenPipeError:
             return
         if not last:

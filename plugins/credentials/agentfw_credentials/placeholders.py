@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from urllib.parse import unquote_plus
 
 from agentfw import Denied
 from agentfw.http1 import RequestHead
 
 from .rules import SCHEME, Rule
+from .search import AGAIN, in_parts
 from .values import Secrets
 
 _BASIC = re.compile(r"basic +([A-Za-z0-9+/=_-]+)\Z", re.IGNORECASE)
@@ -100,7 +101,7 @@ def _stands_for(value: str, shown: set[str], any_user: bool) -> bool:
 class BodyScan:
     """A BodyTransform that refuses secrets in the first `limit` bytes of a request's body: a piece with one is not sent."""
 
-    __slots__ = ("_left", "_refuse", "_secrets", "_tail")
+    __slots__ = ("_again", "_left", "_refuse", "_secrets", "_tail", "_unsent")
     same_length = True
 
     def __init__(self, secrets: Secrets, limit: int, refuse: Callable[[], Exception]) -> None:
@@ -108,14 +109,35 @@ class BodyScan:
         self._left = limit
         self._refuse = refuse
         self._tail = b""
+        """What may be the beginning of a secret."""
+        self._again = 0
+        self._unsent = b""
+        """The end of it that has not been looked at (see AGAIN)."""
+
+    def parts(self, piece: bytes, last: bool) -> Iterator[bytes]:
+        """All that is passed on comes at the end: of a piece with a secret nothing is sent."""
+        passed = b""
+        for number, (part, end) in enumerate(in_parts(piece, last) if self._left > 0 else [(piece, last)]):
+            if number:
+                yield b""
+            passed += self(part, end)
+        yield passed
 
     def __call__(self, piece: bytes, last: bool) -> bytes:
-        if self._left > 0 and piece:
-            needles = self._secrets.needles()
-            data = self._tail + piece[: self._left]
-            self._left -= len(piece)
-            found, begun = needles.scan(data, False)
-            if found:
-                raise self._refuse()
-            self._tail = data[len(data) - begun :] if self._left > 0 else b""
-        return piece
+        if self._left <= 0 or not (piece or self._unsent):
+            return piece
+        needles = self._secrets.needles()
+        new = piece[: self._left]
+        data = self._tail + new
+        self._left -= len(piece)
+        passed = self._unsent + piece
+        if len(data) < self._again and self._left > 0 and not last and needles.may_go_on(new):
+            self._tail, self._unsent = data, passed
+            return b""
+        found, begun = needles.scan(data, False)
+        if found:
+            raise self._refuse()
+        self._tail = data[len(data) - begun :] if self._left > 0 else b""
+        self._again = 2 * begun if begun > AGAIN else 0
+        self._unsent = b""
+        return passed

@@ -11,13 +11,8 @@ from collections.abc import Callable, Iterator
 
 from agentfw.errors import ProtocolError
 
-from .search import Needles
+from .search import AGAIN, Needles, in_parts
 
-PART = 4096
-DENSE = 32
-"""A piece with more than one character in so many that may begin an escape is looked at in parts of PART bytes."""
-AGAIN = 1024
-"""Bytes held from which on they are looked at again only when as many have come, or some that cannot go on with them."""
 INFLATED = 65536
 """Bytes of a part of what was compressed."""
 EXPANSION = 16 << 20
@@ -47,12 +42,7 @@ class Redactor:
         """So many bytes of those held belong to a secret that has begun before them."""
 
     def parts(self, piece: bytes, last: bool) -> Iterator[bytes]:
-        """Undoing escapes is slow: a body of nothing else must not keep other agents waiting."""
-        if len(piece) <= PART or sum(map(piece.count, (b"%", b"\\", b"&"))) * DENSE < len(piece):
-            yield self(piece, last)
-            return
-        for at in range(0, len(piece), PART):
-            yield self(piece[at : at + PART], last and at + PART >= len(piece))
+        return (self(part, end) for part, end in in_parts(piece, last))
 
     def __call__(self, piece: bytes, last: bool) -> bytes:
         data = self._held + piece if self._held else piece

@@ -12,7 +12,7 @@ import functools
 import html
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ahocorasick_rs import BytesAhoCorasick, Implementation, MatchKind
 
@@ -24,6 +24,12 @@ DFA_LIMIT = 100_000
 Found = tuple[int, int, int]
 """Start, end, and number of the secret."""
 
+PART = 4096
+DENSE = 32
+"""A piece with more than one character in so many that may begin an escape is looked at in parts of PART bytes."""
+AGAIN = 1024
+"""Bytes held from which on they are looked at again only when as many have come, or some that cannot go on with them."""
+
 _NAMED = {"&": "amp", "<": "lt", ">": "gt", '"': "quot", "'": "apos"}
 _CUT_ESCAPE = re.compile(
     rb"(?:%[0-9A-Fa-f]?|\\(?:u(?:0(?:0[0-9A-Fa-f]?)?)?|x[0-9A-Fa-f]?)?|&(?:#(?:[xX][0-9A-Fa-f]{0,7}|[0-9]{0,8})|[a-z]{0,4})?)\Z"
@@ -32,6 +38,15 @@ _LONGEST_ESCAPE = 12
 _OF_ESCAPES = b"%\\&#;ampltgquosuxX0123456789ABCDEFabcdef\"'/"
 """What escapes are made of."""
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
+
+
+def in_parts(piece: bytes, last: bool) -> Iterator[tuple[bytes, bool]]:
+    """(part, it is the last) of a piece. Undoing escapes is slow: what has many must not keep other agents waiting."""
+    if len(piece) <= PART or sum(map(piece.count, (b"%", b"\\", b"&"))) * DENSE < len(piece):
+        yield piece, last
+        return
+    for at in range(0, len(piece), PART):
+        yield piece[at : at + PART], last and at + PART >= len(piece)
 
 
 def forms(secret: bytes) -> set[bytes]:

@@ -8,10 +8,10 @@ connection.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from .redact import EncodedBody, Redactor
-from .search import Needles
+from .search import PART, Needles
 
 MAX_CONTROL = 125
 MAX_AHEAD = 65536
@@ -40,6 +40,11 @@ class WebSocketRedactor:
         self._inserts: deque[tuple[int, bytes]] = deque()
         """Heads and control frames, and behind how many bytes of text they stand."""
         self._ahead = 0
+
+    def parts(self, piece: bytes, last: bool) -> Iterator[bytes]:
+        """Thousands of frames, and text in escapes, take long: they must not keep other agents waiting."""
+        for at in range(0, max(len(piece), 1), PART):
+            yield self(piece[at : at + PART], last and at + PART >= len(piece))
 
     def __call__(self, piece: bytes, last: bool) -> bytes:
         out: list[bytes] = []
