@@ -14,6 +14,7 @@ import statistics
 import string
 import time
 from collections.abc import Callable
+from functools import partial
 
 import common
 from agentfw import Destination, Headers, RequestHead, ResponseHead, TlsInfo
@@ -71,15 +72,15 @@ def main() -> None:
     found: dict[str, float] = {}
     data = texts(draw)
     for name, piece in data.items():
-        found[f"{VALUES} values, {name}, MB/s"] = speed(lambda piece=piece: redact(piece, True))  # type: ignore[misc]
-        found[f"one value, {name}, MB/s"] = speed(lambda piece=piece: one(piece, True))  # type: ignore[misc]
+        found[f"{VALUES} values, {name}, MB/s"] = speed(partial(redact, piece, True))
+        found[f"one value, {name}, MB/s"] = speed(partial(one, piece, True))
     text = data["streamed JSON"]
     for name, plain in (("with a common prefix", prefixed), ("without one", values)):
         pattern = re.compile("|".join(map(re.escape, plain)).encode())
         what = f"re alternation of {VALUES} values {name}, as they are only, streamed JSON, MB/s"
-        found[what] = speed(lambda pattern=pattern: pattern.sub(b"", text))  # type: ignore[misc]
+        found[what] = speed(partial(pattern.sub, b"", text))
     event = text[: text.index(b"\n\n") + 2]
-    found["one event of a stream, µs"] = per_call(lambda: redact(event, False), 2000) / 1000
+    found["one event of a stream, µs"] = per_call(partial(redact, event, False), 2000) / 1000
 
     rules = tuple(RuleConfig(f"api{number}.example", "authorization", f"Bearer {value}") for number, value in enumerate(values))
     plugin = Plugin(Config(rule=rules), {})
