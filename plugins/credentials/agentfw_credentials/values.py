@@ -10,6 +10,8 @@ from agentfw import ConfigError
 from .search import SHORTEST, Needles
 
 LONGEST = 16384
+MOST_OLD = 16
+"""Old values kept of each owner. A server may give tokens for seconds: all of an hour's take seconds to compile."""
 
 
 def check_secret(value: str, what: str) -> str:
@@ -42,8 +44,8 @@ class Secrets:
         self.grace = grace
         self._clock = clock
         self._current: dict[object, frozenset[str]] = {}
-        self._retired: dict[str, float] = {}
-        """When each old value stops to matter."""
+        self._retired: dict[str, tuple[float, object]] = {}
+        """When each old value stops to matter, and whose it was; the oldest first."""
         self._placeholders: frozenset[str] = frozenset()
         self._needles = Needles(())
         self._watched = Needles(())
@@ -62,7 +64,10 @@ class Secrets:
         self._current[owner] = new
         now = self._clock()
         for value in old - new:
-            self._retired[value] = now + self.grace
+            self._retired.pop(value, None)
+            self._retired[value] = now + self.grace, owner
+        for value in [value for value, (_, whose) in self._retired.items() if whose == owner][:-MOST_OLD]:
+            del self._retired[value]
         self._stale = True
 
     def forget(self, owner: object) -> None:
@@ -94,12 +99,12 @@ class Secrets:
     def _compile(self) -> None:
         now = self._clock()
         if now >= self._next:
-            self._retired = {value: end for value, end in self._retired.items() if end > now}
+            self._retired = {value: old for value, old in self._retired.items() if old[0] > now}
             self._stale = True
         if not self._stale:
             return
         self._stale = False
-        self._next = min(self._retired.values(), default=float("inf"))
+        self._next = min((end for end, _ in self._retired.values()), default=float("inf"))
         secrets = set().union(*self._current.values()) | self._retired.keys()
         ordered = [value.encode("ascii") for value in sorted(secrets)]
         self._needles = Needles(ordered)
