@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
-from agentfw import Agent, ConfigError, Denied, Destination, RequestHead, TlsInfo, hookimpl
+from agentfw import Agent, ConfigError, Denied, Destination, Headers, RequestHead, TlsInfo, hookimpl
 from agentfw.destination import parse_authority
 from agentfw.errors import UpstreamError
 
@@ -56,6 +56,10 @@ class Plugin:
             self._place = parse_authority(config.host, 443)
         except ValueError as error:
             raise ConfigError("host", str(error)) from None
+        try:
+            Headers([(config.header, config.prefix + "x")])
+        except ValueError as error:  # not with each request
+            raise ConfigError("header", str(error)) from None
         self._config = config
         self._clock = clock
         self._token = ""
@@ -65,7 +69,7 @@ class Plugin:
 
     @hookimpl
     def allow(self, agent: Agent, destination: Destination) -> None:
-        if (destination.host, destination.port) == self._place and destination.scheme in ("tcp", "tls", "http"):
+        if (destination.host, destination.port) == self._place and destination.scheme in ("tcp", "tls", "udp", "http"):
             raise Denied("helper_token", f"{destination.host} is reached by HTTPS through the runtime only")
 
     @hookimpl(trylast=True)

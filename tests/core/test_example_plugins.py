@@ -193,7 +193,17 @@ async def test_a_token_is_minted_once_for_all_and_again_before_it_ends(tmp_path:
     assert counted["helper_token.minted"] == 2 and SECRET not in str(counted)
 
 
-@pytest.mark.parametrize("how", ["unverified", "plain", "tcp"])
+@pytest.mark.parametrize(
+    ("more", "key"),
+    [({"host": "a b"}, "host"), ({"header": "x y"}, "header"), ({"header": ""}, "header"), ({"prefix": "a\nb"}, "header")],
+)
+def test_mistakes_in_helper_token(more: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make(helper_token, {"host": "api.example", "command": ["x"], **more})
+    assert caught.value.key == key
+
+
+@pytest.mark.parametrize("how", ["unverified", "plain", "tcp", "udp"])
 @async_test
 async def test_the_token_goes_over_verified_tls_only(tmp_path: Path, how: str) -> None:
     plugin = make(helper_token, {"host": "api.example", "command": helper(tmp_path, GOOD)})
@@ -208,7 +218,7 @@ async def test_the_token_goes_over_verified_tls_only(tmp_path: Path, how: str) -
             assert response.status == 403
         else:
             with pytest.raises(Denied):
-                await runtime.plugins.allow(make_agent(), Destination.make("tcp", "api.example", 443))
+                await runtime.plugins.allow(make_agent(), Destination.make(how, "api.example", 443))
     assert runs(tmp_path) == 0 and not any("authorization" in request.headers for request in server.requests)
 
 
