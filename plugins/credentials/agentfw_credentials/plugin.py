@@ -8,6 +8,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -296,7 +297,8 @@ class Plugin:
                 head.transforms.append(Inflate())
             elif encoding != "identity":
                 raise Denied(f"credentials: {destination.host}", f"a response in the encoding {encoding!a} cannot be looked into")
-        head.headers.remove("content-encoding")
+        if encodings:
+            head.headers.remove("content-encoding")
         head.transforms.append(Redactor(self._secrets.needles, self._count_echoes))
 
     def _sent(self, request: RequestHead) -> set[str]:
@@ -318,7 +320,7 @@ class Plugin:
 
     def _mask_head(self, head: ResponseHead) -> None:
         """Reason, names and values."""
-        text = "\n".join((head.reason, *(text for pair in head.headers for text in pair)))
+        text = "\n".join((head.reason, *chain.from_iterable(head.headers)))
         if not self._secrets.needles().find(text.encode("latin-1", "replace")):
             return
         head.reason = self._masked(head.reason)
