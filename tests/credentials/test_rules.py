@@ -76,6 +76,8 @@ def oauth(url: str = "https://t.example/", secret: str = KEY, **more: Any) -> di
         (oauth("http://t.example/"), "oauth.o.token_url"),
         (oauth("https://u@t.example/"), "oauth.o.token_url"),
         (oauth("https://t.example:x/"), "oauth.o.token_url"),
+        (oauth("https://t.example:0/"), "oauth.o.token_url"),
+        (oauth("https://[::1/"), "oauth.o.token_url"),
         (oauth("https://t.example/#x"), "oauth.o.token_url"),
         (oauth("https://10.1/"), "oauth.o.token_url"),
         (oauth(secret=""), "oauth.o.client_secret"),

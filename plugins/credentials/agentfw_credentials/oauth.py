@@ -157,13 +157,13 @@ class OAuth(Renewed):
 
 
 def _parse_url(text: str) -> tuple[Destination, str]:
-    url = urlsplit(text)
     try:
+        url = urlsplit(text)
         if url.scheme != "https":
             raise ConfigError("token_url", "must begin https://: a client's secret is sent there")
         if url.username is not None or url.password is not None or url.fragment or not url.hostname:
             raise ConfigError("token_url", "must be https://HOST[:PORT]/PATH")
-        destination = Destination.make("https", url.hostname, url.port or 443)
+        destination = Destination.make("https", url.hostname, 443 if url.port is None else url.port)
         target = (url.path or "/") + (f"?{url.query}" if url.query else "")
         RequestHead("POST", target, Headers()).encode()
     except ValueError as error:
