@@ -53,7 +53,7 @@ def escaped(draw: random.Random, text: bytes) -> bytes:
         slashed = json.dumps(c)[1:-1] if c != "/" else "\\/"
         choices = [c, c, f"%{code:02x}", f"%{code:02X}", f"\\u{code:04x}", f"\\u{code:04X}", f"\\x{code:02x}", f"&#{code};",
                    f"&#0{code};", f"&#x{code:x};", f"&#X0{code:X};", named, slashed]  # fmt: skip
-        return draw.choice(choices[2:] if c in "%\\&" else choices)
+        return draw.choice([each for each in choices if each != c] if c in "%\\&" else choices)
 
     return "".join(map(one, text)).encode()
 
