@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Literal as OneOf
 from typing import NoReturn
 from urllib.parse import quote, unquote
@@ -140,11 +139,6 @@ class Rule:
     @property
     def sources(self) -> list[Source]:
         return [source for template in self.templates for source in template.sources]
-
-    @property
-    def files(self) -> list[Path]:
-        """Those that agents must not see."""
-        return [source.file for source in self.sources if source.file is not None]
 
     @property
     def literal(self) -> bool:

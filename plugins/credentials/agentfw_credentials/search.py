@@ -182,9 +182,6 @@ class Needles:
     def __repr__(self) -> str:
         return f"<Needles {len(self.secrets)}>"
 
-    def __bool__(self) -> bool:
-        return bool(self.secrets)
-
     def find(self, data: bytes) -> list[Found]:
         """All there is in it, by place; what overlaps, too."""
         return self.scan(data, True)[0]
