@@ -117,10 +117,10 @@ class Config:
         return f"{self.file.name}:{line}"
 
     def check_tables(self, known: Collection[str]) -> None:
-        """ConfigError if there is anything at the top level but [run], [plugins] and tables of these plugins."""
+        """ConfigError if there is anything at the top level but [run], [plugins], [pool] and tables of these plugins."""
         for name, value in self.tables.items():
-            if name not in ("run", "plugins") and name not in known:
-                tables = sorted({"run", "plugins", *known})
+            if name not in ("run", "plugins", "pool") and name not in known:
+                tables = sorted({"run", "plugins", "pool", *known})
                 error = self.error(name, f"unknown table (known: {', '.join(tables)})")
                 error.hint = did_you_mean(name, tables) or "if it is that of a plugin's file, name the file in `[run] plugins`"
                 raise error

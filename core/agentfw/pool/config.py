@@ -1,0 +1,113 @@
+"""Table [pool] of agentfw.toml: how large a pool is, what its VMs are made of, who may use it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from ..config import path_beside
+from ..errors import ConfigError
+from .jobs import DEFAULT_TEMPLATE, Isolation
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
+
+
+class TemplateConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Table [pool.templates.NAME]: what jobs that name it start from. None: as [run] says."""
+
+    preload: tuple[str, ...] | None = None
+    memory: str | None = None
+    mount: tuple[str, ...] | None = None
+    env: dict[str, str] | None = None
+    python: str | None = None
+    snapshot: str | None = None
+    """A snapshot of the store (`agentfw snapshot ls`) by name or digest, instead of one made here."""
+    idle: Annotated[int, Meta(ge=0)] | None = None
+    """VMs kept warm for it (default tenant); None: the pool's `idle` for the template "default", none for others."""
+
+    def beside(self, directory: Path) -> TemplateConfig:
+        if self.mount is None:
+            return self
+        parts = [text.partition(":") for text in self.mount]
+        mount = tuple(path_beside(directory, host) + colon + guest if host else colon + guest for host, colon, guest in parts)
+        return msgspec.structs.replace(self, mount=mount)
+
+
+class TenantConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Table [pool.tenants.NAME]."""
+
+    share: Annotated[float, Meta(gt=0, le=1000)] = 1.0
+    """Of the CPU, against other tenants' shares, when there is not enough for all."""
+    running: Annotated[int, Meta(ge=1)] | None = None
+    """Jobs at once."""
+    queued: Annotated[int, Meta(ge=0)] | None = None
+    """Jobs that may wait; more are refused ("pool_full")."""
+
+
+class LimitsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Table [pool.limits]: of each job that does not name its own; a job may ask for less, not for more."""
+
+    seconds: Annotated[float, Meta(gt=0, le=30 * 86400)] | None = 3600.0
+    cpu_seconds: Annotated[float, Meta(gt=0, le=30 * 86400)] | None = None
+    cpu: Annotated[float, Meta(ge=0.01, le=1)] | None = None
+    output: Annotated[int, Meta(ge=0, le=1 << 40)] = 64 << 20
+
+
+class PoolConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Table [pool]."""
+
+    workers: Annotated[int, Meta(ge=1, le=256)] | None = None
+    """Worker processes; None: one a CPU."""
+    size: Annotated[int, Meta(ge=1, le=100_000)] = 256
+    """VMs at once, warm or running, in the whole pool; more jobs wait."""
+    idle: Annotated[int, Meta(ge=0, le=100_000)] = 32
+    """VMs kept warm, waiting for a job: made at the start and again whenever fewer are left."""
+    memory: str | None = None
+    """Memory that the pool's VMs may take in sum, "8G" (measured, not promised); None: what the host has. Below a tenth of the
+    host's memory left, or under memory pressure, idle VMs go first."""
+    isolation: Isolation = "cell"
+    recycle: bool = True
+    """A VM is used again for a job of the same tenant and template after its memory was put back; false: each job a new VM."""
+    queue: Annotated[int, Meta(ge=0, le=1_000_000)] = 10_000
+    """Jobs that may wait; more are refused ("pool_full")."""
+    keep_jobs: Annotated[int, Meta(ge=0, le=1_000_000)] = 2_000
+    """Ended jobs whose state can still be asked for."""
+    keep_output: Annotated[int, Meta(ge=0, le=1 << 40)] = 256 << 20
+    """Bytes of output kept in sum, oldest ended jobs first to go; of one job at most its limit."""
+    socket: str | None = None
+    """Of the control API; None: $XDG_RUNTIME_DIR/agentfw/pool.sock, else /tmp/agentfw-UID/pool.sock."""
+    listen: str | None = None
+    """HOST:PORT for the control API over TCP, with a token; None: the socket only."""
+    token_file: str | None = None
+    """File with the token that TCP clients must show (`Authorization: Bearer`)."""
+    templates: dict[str, TemplateConfig] = {}
+    tenants: dict[str, TenantConfig] = {}
+    limits: LimitsConfig = LimitsConfig()
+    log: Literal["error", "warning", "info", "debug"] = "info"
+
+    def __post_init__(self) -> None:
+        for what, names in (("templates", self.templates), ("tenants", self.tenants)):
+            for name in names:
+                if not _NAME.match(name):
+                    raise ConfigError(what, f"`{name}` cannot be a name: letters, digits, `.`, `_`, `-`, at most 63")
+        if self.idle > self.size:
+            raise ConfigError("idle", f"{self.idle} idle VMs in a pool of {self.size}")
+        if self.listen is not None and self.token_file is None:
+            raise ConfigError("listen", "TCP needs a token", hint="name a file with one: `token_file = \"pool.token\"`")
+
+    def beside(self, directory: Path) -> PoolConfig:
+        """Relative paths begin at the file's directory."""
+        place = {
+            name: None if value is None else path_beside(directory, value)
+            for name, value in (("socket", self.socket), ("token_file", self.token_file))
+        }
+        templates = {name: template.beside(directory) for name, template in self.templates.items()}
+        return msgspec.structs.replace(self, **place, templates=templates)
+
+    def template(self, name: str) -> TemplateConfig | None:
+        """None: there is no such one. "default" always is."""
+        return self.templates.get(name) or (TemplateConfig() if name == DEFAULT_TEMPLATE else None)
