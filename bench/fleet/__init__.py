@@ -1,0 +1,1 @@
+"""Parts of `bench/fleet.py`, one idea a file."""
