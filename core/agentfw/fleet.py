@@ -10,38 +10,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import itertools
-import json
 import logging
 import os
-import secrets
-import struct
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from agentfw_vmm import Cell, CellError, GuestFlow, VmExit, VmStatistics
 
 from . import guest_trust
 from .agents import Agent, ExitReport
+from .dispatch import ACK_SECONDS, Job, Mode, default_environment, hand_over, template_environment
 from .errors import AgentfwError
-from .guestfs import HOME
+from .lives import KILL_SECONDS, Host, Life
+from .rehearsal import rehearse
 from .reports import AuditEvent
 from .runtime import Runtime
 from .snapshots import Progress, SnapshotStore, Template, TemplateError, cell_config
 
 CELL_VMS = 64
 """VMs that a cell holds at most; more slow each other down."""
-ACK_SECONDS = 60.0
-KILL_SECONDS = 5.0
-FRAME_MAX = 1 << 16
 _FIRST_PID = 1000
 
 log = logging.getLogger("agentfw.fleet")
-
-Mode = Literal["script", "module", "code", "stdin"]
 
 
 class FleetError(AgentfwError):
@@ -50,38 +43,6 @@ class FleetError(AgentfwError):
     def __init__(self, message: str, hint: str = "") -> None:
         self.hint = hint
         super().__init__(message)
-
-
-@dataclass(frozen=True)
-class Job:
-    """What an agent runs: `python TARGET`, `python -m TARGET`, `python -c TARGET` or `python -` (`target` "").
-
-    `arguments` follow it; `env` is the agent's whole environment; `line_buffered`: its output is for a person who watches.
-    """
-
-    mode: Mode
-    target: str
-    arguments: Sequence[str]
-    env: Mapping[str, str]
-    cwd: str
-    line_buffered: bool = False
-
-    def frame(self, ack: str) -> bytes:
-        """The job stream's frame (docs/internals.md)."""
-        first = {"script": [self.target], "module": ["-m", self.target], "code": ["-c", self.target], "stdin": ["-"]}[self.mode]
-        message: dict[str, Any] = {
-            "mode": self.mode,
-            "argv": [self.target if self.mode == "script" else first[0], *self.arguments],
-            "orig_argv": [*first, *self.arguments],
-            "env": dict(self.env),
-            "cwd": self.cwd,
-            "ack": ack,
-            "line_buffered": self.line_buffered,
-        }
-        if self.mode != "stdin":
-            message[{"script": "path", "module": "module", "code": "code"}[self.mode]] = self.target
-        body = json.dumps(message).encode("ascii")
-        return struct.pack("<I", len(body)) + body
 
 
 class Sink(Protocol):
@@ -126,108 +87,6 @@ def exit_status(report: ExitReport) -> int:
     return {"timeout": 124, "internal": 125}.get(report.kind, 137)
 
 
-def default_environment() -> dict[str, str]:
-    """What every agent has; nothing of the host's environment is in it."""
-    return {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": HOME, "USER": "agent", "LOGNAME": "agent", "LANG": "C.UTF-8"}
-
-
-#: For the C library of a starting template only; agents do not see it. With one vCPU a second malloc arena is of no use, and each
-#: costs a chunk (32 MiB) of the memory limit: eight of them leave a program with threads half of the default 512 MiB.
-_START_ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1"}
-
-
-def template_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables of `env` that an interpreter reads while it starts: a template of its own for each set of them."""
-    names = ("PYTHON", "LC_", "LD_")
-    chosen = {
-        name: value for name, value in env.items() if name.startswith(names) or name in ("LANG", "LANGUAGE", "HOME", "PATH")
-    }
-    return {**default_environment(), **_START_ENVIRONMENT, **chosen}
-
-
-class _Run:
-    """One VM's life."""
-
-    def __init__(self, agent: Agent, host: _Host, vm: int) -> None:
-        self.agent = agent
-        self.host = host
-        self.vm = vm
-        self.exited: asyncio.Future[VmExit] = asyncio.get_running_loop().create_future()
-        self.statistics: VmStatistics | None = None
-        self.acknowledged = False
-        self.failure = ""
-        self.stopped = ""
-        """Why a plugin ended it."""
-        self.waiting_signals: list[int] = []
-
-    def signal(self, number: int) -> None:
-        """Not before the program runs: until then it would meet the bootstrap."""
-        if self.acknowledged:
-            self.host.cell.signal(self.vm, number)
-        else:
-            self.waiting_signals.append(number)
-
-    def stop(self, reason: str) -> None:
-        """`Runtime.stop_agent()`."""
-        self.stopped = self.stopped or reason
-        self.kill()
-
-    def kill(self) -> None:
-        """A cell that does not obey (it was stopped, or hangs in a host's file system) is killed with all its VMs."""
-        self.host.cell.kill(self.vm)
-        asyncio.get_running_loop().call_later(KILL_SECONDS, self._overdue)
-
-    def _overdue(self) -> None:
-        if not self.exited.done():
-            self.host.give_up()
-
-    def acknowledge(self) -> None:
-        self.acknowledged = True
-        for number in self.waiting_signals:
-            self.host.cell.signal(self.vm, number)
-
-
-class _Host:
-    """A cell and whose VMs are in it: the CellHandler."""
-
-    cell: Cell
-
-    def __init__(self, fleet: Fleet) -> None:
-        self.fleet = fleet
-        self.runs: dict[int, _Run] = {}
-        self.failure: str | None = None
-        self._closing: asyncio.Future[None] | None = None
-
-    def vm_ready(self, vm: int, snapshot_bytes: int, error: int) -> None:
-        """A restored VM does not stop at its ready call again."""
-
-    def flow_opened(self, flow: GuestFlow) -> None:
-        run = self.runs.get(flow.vm)
-        if run is None:
-            flow.failed(errno.ENETUNREACH)
-        else:
-            self.fleet.flow_opened(run, flow)
-
-    def vm_exited(self, vm: int, report: VmExit) -> None:
-        run = self.runs.pop(vm, None)
-        if run is None:
-            return
-        with contextlib.suppress(CellError):
-            run.statistics = self.cell.statistics(vm)
-        if not run.exited.done():
-            run.exited.set_result(report)
-
-    def cell_failed(self, text: str) -> None:
-        self.failure = text
-
-    def give_up(self) -> None:
-        if self.failure is None:
-            self.failure = f"the cell did not answer for {KILL_SECONDS:g} s and was killed"
-            log.error("%s", self.failure)
-        if self._closing is None:  # each of its VMs comes here
-            self._closing = asyncio.ensure_future(self.cell.close())
-
-
 class Fleet:
     """VMs of one template under one runtime.
 
@@ -253,9 +112,9 @@ class Fleet:
         self._progress = progress or _quiet
         self._on_line = on_line
         self._trace = trace
-        self._hosts: list[_Host] = []
-        self._free: asyncio.Queue[tuple[_Host, int]] = asyncio.Queue()
-        self._runs: set[_Run] = set()
+        self._hosts: list[Host] = []
+        self._free: asyncio.Queue[tuple[Host, int]] = asyncio.Queue()
+        self._runs: set[Life] = set()
         self._flows: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count(1)
         self._stopped = False
@@ -272,7 +131,7 @@ class Fleet:
     async def start(self) -> None:
         """Make or find the template, start the cells."""
         snapshot, self._key = await self.store.get(self.template, self._progress, self._on_line)
-        await self._rehearse(snapshot, self._key)
+        await rehearse(self.store, self.template, snapshot, self._key)
         self._trust = self._with_authority()
         count = -(-self.size // CELL_VMS)
         runners = max(1, min(4, len(os.sched_getaffinity(0)) // count))
@@ -284,34 +143,6 @@ class Fleet:
             await self.close()
             raise
 
-    async def _rehearse(self, snapshot: Path, key: bytes) -> None:
-        """Once a snapshot: run nothing in a VM of its own, to learn which pages every run writes. They are populated as VMs are
-        restored, since a fault through KVM costs several times as much. Without it all works, only slower."""
-        hot = self.store.hot_path(key)
-        if hot.exists():
-            return
-        part = hot.with_name(f"{hot.stem}.{os.getpid()}.part")
-        host = _Host(self)
-        try:
-            config = cell_config(self.template, vms=1, runners=1, snapshot_in=snapshot, key=key, hot_out=part)
-            host.cell = await Cell.start(config, host)
-            run = _Run(Agent("rehearsal", "rehearsal"), host, 0)
-            host.runs[0] = run
-            job = Job("code", "print(end='', flush=True)", (), default_environment(), self.template.view.cwd)
-            try:
-                host.cell.restore(0, _FIRST_PID)
-                host.cell.stream(0, 0).send_eof()
-                await self._dispatch(run, job)
-                await asyncio.wait_for(asyncio.shield(run.exited), ACK_SECONDS)
-            finally:
-                await host.cell.close()
-            if run.acknowledged:
-                part.rename(hot)
-        except (CellError, OSError, TimeoutError) as error:
-            log.debug("no rehearsal of the snapshot: %s", error)
-        finally:
-            part.unlink(missing_ok=True)
-
     def _with_authority(self) -> dict[str, Any]:
         """What makes guests trust the fleet's authority, if TLS of theirs may be intercepted: of a cell's configuration."""
         if not self.runtime.plugins.may_intercept:
@@ -322,7 +153,7 @@ class Fleet:
         return {"files": {**view.files, **laid}, "mounts": mounts}
 
     async def _start_cell(self, snapshot: Path, key: bytes, vms: int, runners: int) -> None:
-        host = _Host(self)
+        host = Host(self)
         hot = self.store.hot_path(key)
         config = cell_config(
             self.template,
@@ -419,16 +250,16 @@ class Fleet:
         finally:
             self._give_back(host, vm)
 
-    def _give_back(self, host: _Host, vm: int) -> None:
+    def _give_back(self, host: Host, vm: int) -> None:
         """Its number is free when it has ended: after a cancelled run it has not yet."""
-        run = host.runs.get(vm)
+        run = host.lives.get(vm)
         if run is None:
             self._free.put_nowait((host, vm))
         else:
             run.exited.add_done_callback(lambda _: self._free.put_nowait((host, vm)))
 
     async def _run(
-        self, agent: Agent, host: _Host, vm: int, job: Job, streams: Streams, deadline: float | None, started: float
+        self, agent: Agent, host: Host, vm: int, job: Job, streams: Streams, deadline: float | None, started: float
     ) -> Result:
         loop = asyncio.get_running_loop()
         try:
@@ -436,8 +267,8 @@ class Fleet:
         except (AgentfwError, ValueError) as error:
             self.runtime.note(agent, None, error)
             return self._done(agent, ExitReport("internal", text=f"not started without its rules: {error}"), None)
-        run = _Run(agent, host, vm)
-        host.runs[vm] = run
+        run = Life(agent, host, vm)
+        host.lives[vm] = run
         self._runs.add(run)
         self.runtime.can_stop(agent, run.stop)
         helpers: list[asyncio.Task[None]] = []
@@ -446,7 +277,7 @@ class Fleet:
             try:
                 host.cell.restore(vm, _FIRST_PID + next(self._numbers), rules)
             except CellError as error:
-                del host.runs[vm]
+                del host.lives[vm]
                 run.exited.set_result(VmExit("internal", 0, 0, str(error)))  # nothing runs: nothing to wait for below
                 return self._done(agent, ExitReport("internal", text=str(error)), None)
             cell = host.cell
@@ -494,19 +325,14 @@ class Fleet:
         self.runtime.agent_exited(agent, report)
         return Result(agent, report, statistics)
 
-    async def _dispatch(self, run: _Run, job: Job) -> None:
+    async def _dispatch(self, run: Life, job: Job) -> None:
         """The job in, the acknowledgement out; a VM that does not give it is not used."""
         stream = run.host.cell.stream(run.vm, 3)
-        ack = secrets.token_hex(16)
         try:
-            async with asyncio.timeout(ACK_SECONDS):
-                variables = {**self.runtime.plugins.environment(run.agent), **job.env}
-                if self._trust:
-                    variables = {**guest_trust.variables(variables), **variables}
-                await stream.send(replace(job, env=variables).frame(ack))
-                answer = await _frame(stream)
-            if answer.get("ready") != ack:
-                raise ValueError("wrong acknowledgement")
+            variables = {**self.runtime.plugins.environment(run.agent), **job.env}
+            if self._trust:
+                variables = {**guest_trust.variables(variables), **variables}
+            await hand_over(stream, replace(job, env=variables))
         except BrokenPipeError:
             return  # it is gone, and its end will tell
         except EOFError:
@@ -528,7 +354,7 @@ class Fleet:
             return
         run.acknowledge()
 
-    def flow_opened(self, run: _Run, flow: GuestFlow) -> None:
+    def flow_opened(self, run: Life, flow: GuestFlow) -> None:
         task = asyncio.get_running_loop().create_task(self._serve(run.agent, flow))
         self._flows.add(task)
         task.add_done_callback(self._flow_done)
@@ -550,27 +376,6 @@ class Fleet:
 
 def _report(ended: VmExit, seconds: float) -> ExitReport:
     return ExitReport(ended.kind, ended.code, ended.signal, ended.text, seconds)
-
-
-async def _frame(flow: GuestFlow) -> dict[str, Any]:
-    """One frame of the job stream. The guest writes it: EOFError, ValueError."""
-    data = b""
-    while len(data) < 4 or len(data) < 4 + (size := struct.unpack_from("<I", data)[0]):
-        if len(data) >= 4 and size > FRAME_MAX:
-            raise ValueError(f"frame of {size} bytes")
-        part = await flow.receive()
-        if not part:
-            raise EOFError
-        data += part
-        if len(data) > FRAME_MAX + 4:
-            raise ValueError("frame too long")
-    try:
-        message = json.loads(data[4 : 4 + size])
-    except RecursionError:
-        raise ValueError("frame is nested too deeply") from None
-    if not isinstance(message, dict):
-        raise ValueError("frame is no object")
-    return message
 
 
 async def _pump(flow: GuestFlow, sink: Sink) -> None:
@@ -597,4 +402,16 @@ def _quiet(what: str, seconds: float | None) -> Any:
     yield
 
 
-__all__ = ["Fleet", "FleetError", "Job", "Result", "Sink", "Streams", "TemplateError", "exit_status"]
+__all__ = [
+    "Fleet",
+    "FleetError",
+    "Job",
+    "Mode",
+    "Result",
+    "Sink",
+    "Streams",
+    "TemplateError",
+    "default_environment",
+    "exit_status",
+    "template_environment",
+]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from .fleet import Job, Mode, default_environment, template_environment
+from .dispatch import Job, Mode, default_environment, template_environment
 from .guestfs import add_mounts, add_program, base_view, find_interpreter, parse_mount
 from .snapshots import Template
 

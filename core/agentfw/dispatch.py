@@ -1,0 +1,115 @@
+"""What an interpreter that waits in a VM is told to run, and how it says that it begins (docs/internals.md, "Job stream")."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from agentfw_vmm import GuestFlow
+
+from .guestfs import HOME
+
+ACK_SECONDS = 60.0
+FRAME_MAX = 1 << 16
+"""Bytes of a frame that a guest sends."""
+
+Mode = Literal["script", "module", "code", "stdin"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What an agent runs: `python TARGET`, `python -m TARGET`, `python -c TARGET` or `python -` (`target` "").
+
+    `arguments` follow it; `env` is the agent's whole environment; `line_buffered`: its output is for a person who watches;
+    `files`: relative path -> content, laid into `cwd`.
+    """
+
+    mode: Mode
+    target: str
+    arguments: Sequence[str]
+    env: Mapping[str, str]
+    cwd: str
+    line_buffered: bool = False
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+    def frame(self, ack: str) -> bytes:
+        """The job stream's frame, and the files' contents behind it."""
+        first = {"script": [self.target], "module": ["-m", self.target], "code": ["-c", self.target], "stdin": ["-"]}[self.mode]
+        message: dict[str, Any] = {
+            "mode": self.mode,
+            "argv": [self.target if self.mode == "script" else first[0], *self.arguments],
+            "orig_argv": [*first, *self.arguments],
+            "env": dict(self.env),
+            "cwd": self.cwd,
+            "ack": ack,
+            "line_buffered": self.line_buffered,
+        }
+        if self.mode != "stdin":
+            message[{"script": "path", "module": "module", "code": "code"}[self.mode]] = self.target
+        if self.files:
+            message["files"] = [[path, len(content)] for path, content in self.files.items()]
+        body = json.dumps(message).encode("ascii")
+        return b"".join((struct.pack("<I", len(body)), body, *self.files.values()))
+
+
+def default_environment() -> dict[str, str]:
+    """What every agent has; nothing of the host's environment is in it."""
+    return {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": HOME, "USER": "agent", "LOGNAME": "agent", "LANG": "C.UTF-8"}
+
+
+#: For the C library of a starting template only; agents do not see it. With one vCPU a second malloc arena is of no use, and each
+#: costs a chunk (32 MiB) of the memory limit: eight of them leave a program with threads half of the default 512 MiB.
+_START_ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1"}
+
+
+def template_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables of `env` that an interpreter reads while it starts: a template of its own for each set of them."""
+    names = ("PYTHON", "LC_", "LD_")
+    chosen = {
+        name: value for name, value in env.items() if name.startswith(names) or name in ("LANG", "LANGUAGE", "HOME", "PATH")
+    }
+    return {**default_environment(), **_START_ENVIRONMENT, **chosen}
+
+
+async def hand_over(stream: GuestFlow, job: Job) -> None:
+    """The job in, the acknowledgement out: the program begins now. EOFError, BrokenPipeError: the VM is gone; ValueError: what it
+    says is no acknowledgement of this job; TimeoutError: nothing for `ACK_SECONDS`."""
+    ack = secrets.token_hex(16)
+    async with asyncio.timeout(ACK_SECONDS):
+        await stream.send(job.frame(ack))
+        answer = await read_frame(stream)
+        if "warm" in answer:  # said by a restored VM that waits for its job
+            answer = await read_frame(stream)
+    if answer.get("ready") != ack:
+        raise ValueError("wrong acknowledgement")
+
+
+async def read_frame(stream: GuestFlow) -> dict[str, Any]:
+    """One frame of the job stream. The guest writes it: EOFError, ValueError."""
+    head = await _exactly(stream, 4)
+    (size,) = struct.unpack("<I", head)
+    if size > FRAME_MAX:
+        raise ValueError(f"frame of {size} bytes")
+    data = await _exactly(stream, size)
+    try:
+        message = json.loads(data)
+    except RecursionError:
+        raise ValueError("frame is nested too deeply") from None
+    if not isinstance(message, dict):
+        raise ValueError("frame is no object")
+    return message
+
+
+async def _exactly(stream: GuestFlow, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = await stream.receive(size - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return data

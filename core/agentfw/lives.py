@@ -1,0 +1,106 @@
+"""A VM's life from its restore to its end, and the cell that it is in."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+from typing import Protocol
+
+from agentfw_vmm import Cell, CellError, GuestFlow, VmExit, VmStatistics
+
+from .agents import Agent
+
+KILL_SECONDS = 5.0
+
+log = logging.getLogger("agentfw.fleet")
+
+
+class Life:
+    """One VM's life."""
+
+    def __init__(self, agent: Agent, host: Host, vm: int) -> None:
+        self.agent = agent
+        self.host = host
+        self.vm = vm
+        self.exited: asyncio.Future[VmExit] = asyncio.get_running_loop().create_future()
+        self.statistics: VmStatistics | None = None
+        self.acknowledged = False
+        self.failure = ""
+        self.stopped = ""
+        """Why a plugin ended it."""
+        self.waiting_signals: list[int] = []
+
+    def signal(self, number: int) -> None:
+        """Not before the program runs: until then it would meet the bootstrap."""
+        if self.acknowledged:
+            self.host.cell.signal(self.vm, number)
+        else:
+            self.waiting_signals.append(number)
+
+    def stop(self, reason: str) -> None:
+        """`Runtime.stop_agent()`."""
+        self.stopped = self.stopped or reason
+        self.kill()
+
+    def kill(self) -> None:
+        """A cell that does not obey (it was stopped, or hangs in a host's file system) is killed with all its VMs."""
+        self.host.cell.kill(self.vm)
+        asyncio.get_running_loop().call_later(KILL_SECONDS, self._overdue)
+
+    def _overdue(self) -> None:
+        if not self.exited.done():
+            self.host.give_up()
+
+    def acknowledge(self) -> None:
+        self.acknowledged = True
+        for number in self.waiting_signals:
+            self.host.cell.signal(self.vm, number)
+
+
+class Flows(Protocol):
+    """Who takes what agents connect to."""
+
+    def flow_opened(self, life: Life, flow: GuestFlow) -> None: ...
+
+
+class Host:
+    """A cell and whose VMs are in it: the CellHandler. `flows` None: nothing is connected."""
+
+    cell: Cell
+
+    def __init__(self, flows: Flows | None) -> None:
+        self.lives: dict[int, Life] = {}
+        self.failure: str | None = None
+        self._flows = flows
+        self._closing: asyncio.Future[None] | None = None
+
+    def vm_ready(self, vm: int, snapshot_bytes: int, error: int) -> None:
+        """A restored VM does not stop at its ready call again."""
+
+    def flow_opened(self, flow: GuestFlow) -> None:
+        life = self.lives.get(flow.vm)
+        if life is None or self._flows is None:
+            flow.failed(errno.ENETUNREACH)
+        else:
+            self._flows.flow_opened(life, flow)
+
+    def vm_exited(self, vm: int, report: VmExit) -> None:
+        life = self.lives.pop(vm, None)
+        if life is None:
+            return
+        with contextlib.suppress(CellError):
+            life.statistics = self.cell.statistics(vm)
+        if not life.exited.done():
+            life.exited.set_result(report)
+
+    def cell_failed(self, text: str) -> None:
+        self.failure = text
+
+    def give_up(self) -> None:
+        if self.failure is None:
+            self.failure = f"the cell did not answer for {KILL_SECONDS:g} s and was killed"
+            log.error("%s", self.failure)
+        if self._closing is None:  # each of its VMs comes here
+            self._closing = asyncio.ensure_future(self.cell.close())
