@@ -84,6 +84,8 @@ class Lib(Protocol):
     AFW_CMD_KILL: int
     AFW_CMD_SITES: int
     AFW_CMD_QUIT: int
+    AFW_CMD_SHARE: int
+    AFW_CMD_LIMIT: int
     AFW_G_TX_EOF: int
     AFW_G_CLOSED: int
     AFW_G_RX_OFF: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
@@ -29,6 +30,8 @@ logger = logging.getLogger("agentfw.vmm")
 _EVENT = struct.Struct("<IIIIQQQQQQ")
 _START_SECONDS = 30.0
 _QUIT_SECONDS = 2.0
+_MOST_SECONDS = 1e9  # of CPU time, in a limit
+_CPUCLOCK_SCHED = 2  # clock ids of processes: ~pid << 3 | this (clock_getcpuclockid(3))
 _NOTES = 20  # log lines about one life of a VM
 _LOG_LINES = 2_000  # of a cell's stderr
 #: The only names of our environment that a cell gets: settings of the sanitizers, for builds with them.
@@ -81,6 +84,7 @@ class Cell:
         self._eventfd = eventfd
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
+        self._cpu_seconds = 0.0
         self._log = _Log()
         self._vms: dict[int, _Vm] = {}
         self._events = _lib.new_events(QUEUE)
@@ -224,6 +228,7 @@ class Cell:
 
     def _died(self) -> None:
         assert self._process is not None
+        self.cpu_seconds()  # the last look: after wait() its number may be another's
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         self._pidfd = -1
@@ -302,6 +307,30 @@ class Cell:
         """Ends the VM at once; vm_exited follows. Nothing if it is gone."""
         if self.live(vm):
             self._command(vm % self._config.runners, lib.AFW_CMD_KILL, vm)
+
+    def share(self, fraction: float | None) -> None:
+        """At most this part of a core (2.0: two cores) for all VMs together; None: no limit. They wait when it is used up;
+        commands, signals and kills are served all the same. Holds from the runners' next turn on."""
+        for runner in range(len(self._runner_fds)):
+            self._command(runner, lib.AFW_CMD_SHARE, 0, _rate(fraction))
+
+    def limit(self, vm: int, cpu: float | None = None, cpu_seconds: float | None = None) -> None:
+        """CPU time of a running VM, in place of what was said before: at most `cpu` of a core, and `cpu_seconds` from here on,
+        then it ends as "killed" with a text for which `report.out_of_cpu()` is true. None: no limit. Nothing if it is gone."""
+        if cpu_seconds is not None and not 0 < cpu_seconds <= _MOST_SECONDS:
+            raise ValueError(f"{cpu_seconds} seconds of CPU time")
+        rate = _rate(cpu)
+        if self.live(vm):
+            ns = 0 if cpu_seconds is None else max(1, round(cpu_seconds * 1e9))
+            self._command(vm % self._config.runners, lib.AFW_CMD_LIMIT, vm, rate, b=ns)
+
+    def cpu_seconds(self) -> float:
+        """CPU time that the process has used so far, as the kernel counts it: its VMs and all that was done for them."""
+        if self._pidfd < 0:
+            return self._cpu_seconds
+        with contextlib.suppress(OSError):  # it has just died
+            self._cpu_seconds = time.clock_gettime(~self.pid << 3 | _CPUCLOCK_SCHED)
+        return self._cpu_seconds
 
     def stream(self, vm: int, index: int) -> GuestFlow:
         """Stream 0 (stdin), 1 (stdout), 2 (stderr) or 3 (job) of the VM's present or last life."""
@@ -506,6 +535,15 @@ class Cell:
             function(*arguments)
         except Exception:
             logger.exception("cell %d: handler failed", self.pid)
+
+
+def _rate(fraction: float | None) -> int:
+    """A part of a core in millionths, 0: no limit. share.c knows a thousandth at least, a core for each runner at most."""
+    if fraction is None:
+        return 0
+    if not 0 < fraction <= 1000:
+        raise ValueError(f"a share of {fraction} cores")
+    return max(1, round(fraction * 1_000_000))
 
 
 def _positive(b: int) -> int:

@@ -53,6 +53,11 @@ class VmStatistics:
     refused_calls: int
 
 
+def out_of_cpu(end: VmExit) -> bool:
+    """Whether the VM ended because it had used all the CPU time that `Cell.limit()` gave it."""
+    return end.kind == "killed" and end.text.startswith("CPU time: ")  # AFW_TEXT_CPU in cell.h
+
+
 def statistics(vm: VmStruct) -> VmStatistics:
     return VmStatistics(**numbers(vm, tuple(VmStatistics.__dataclass_fields__)))
 

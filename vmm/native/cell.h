@@ -46,7 +46,9 @@ enum afw_command_type {
     AFW_CMD_KILL = 5,                /* vm: stop now; AFW_EV_EXIT follows with exit_kind AFW_EXIT_KILLED */
     AFW_CMD_SITES = 6,               /* answer to AFW_EV_SITES: c = request id, a = number of struct afw_site in the site area,
                                       * plus 2^32 times the number of sites without a safe window */
-    AFW_CMD_QUIT = 7                 /* runner: kill its VMs, end */
+    AFW_CMD_QUIT = 7,                /* runner: kill its VMs, end */
+    AFW_CMD_SHARE = 16,              /* to every runner: all VMs of the cell together get a millionths of a core; 0: no limit */
+    AFW_CMD_LIMIT = 17               /* vm: at most a millionths of a core, and b ns of CPU time from here on; 0: no limit */
 };
 struct afw_command {
     uint32_t type;
@@ -78,6 +80,8 @@ struct afw_site {
 #define AFW_EXIT_MEMORY 4            /* the host could not, or would not, give memory that the guest had to have */
 #define AFW_EXIT_INTERNAL 5          /* KVM or shim broke: text says what */
 #define AFW_EXIT_HOSTILE 6           /* the ring was corrupt: text says what */
+
+#define AFW_TEXT_CPU "CPU time: "     /* so begins the text of a VM that used all that AFW_CMD_LIMIT gave it */
 
 #define AFW_VM_FREE 0
 #define AFW_VM_STARTING 1

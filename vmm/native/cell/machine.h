@@ -94,6 +94,25 @@ int jail_early(char *error, size_t size);
 int jail_late(char *error, size_t size);
 
 /* ---- vm.c ---- */
+/* ---- share.c: CPU time. Rates are millionths of a core ---- */
+#define SHARE_LEAST 1000
+#define SHARE_MOST (AFW_CELL_RUNNERS * 1000000)
+struct credit {
+    uint32_t rate;                               /* 0: no limit */
+    int64_t ns;
+    uint64_t at;                                 /* up to when it was reckoned */
+};
+struct runner;
+struct machine;
+void share_cell(uint64_t rate);                  /* of all VMs together; 0: no limit */
+void share_limit(struct machine *m, uint64_t rate, uint64_t cpu_ns);   /* cpu_ns: from now on, in its life; 0: no limit */
+void share_charge(struct runner *r, struct machine *m);   /* what the thread has used since the last call; m: for whom, 0: the cell only */
+/* 0: it may run; else the time from which on it may. *now: clock_mono(), or 0 and it is looked up if there is a limit at all */
+uint64_t share_wait(uint64_t *now);
+uint64_t share_wait_vm(struct machine *m, uint64_t *now);
+bool share_before(struct runner *r, struct machine *m, const struct machine *other);   /* m's turn comes before other's (0: none) */
+void share_turn(struct runner *r, const struct machine *m);   /* m runs now */
+
 enum run_state { RUN_FREE, RUN_READY, RUN_PARKED, RUN_STALLED };
 struct mapping {                                 /* a host file in guest memory */
     uint64_t start, end, offset;
@@ -118,7 +137,10 @@ struct machine {
     uint32_t edges, drawn;                       /* pieces.c */
     struct mapping *map;
     uint32_t maps, maps_room;
-    uint64_t cpu_ns, cpu_mark;                   /* the VM's, and the thread's at the last look */
+    uint64_t cpu_ns;                             /* used by this VM, and for it */
+    uint64_t cpu_end, cpu_allowed;               /* where that ends the VM; what it was given */
+    uint64_t turns_ns;                           /* cpu_ns as turns are given by it */
+    struct credit credit;
     uint64_t clock_tsc_base, clock_mult, clock_mono_base;   /* as last written to ctl */
     uint64_t tsc_delta;                          /* guest TSC - host TSC */
     uint64_t command_ns;                         /* when RESTORE came, for restore_ns */
@@ -228,6 +250,9 @@ struct runner {
     bool notify;                                 /* events were queued since the worker was last signalled */
     timer_t timer;
     bool armed;
+    uint32_t turn;                               /* VM that ran last */
+    uint64_t cpu_mark;                           /* the thread's CPU time that has been charged */
+    uint64_t turns_ns;                           /* turns_ns of who ran last: nobody who waits has much less */
     struct machine *machine[AFW_CELL_VMS];       /* by VM id; 0: free */
     bool quit;
 };

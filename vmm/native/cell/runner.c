@@ -103,6 +103,7 @@ static struct machine *machine_new(struct runner *r, uint32_t id)
     memset(s, 0, sizeof *s);
     r->machine[id] = m;
     m->vm = (struct vm){.id = id, .runner = r, .vm_fd = -1, .vcpu_fd = -1, .shm = s, .memory_limit = cell.config.memory};
+    m->cpu_end = ~0ull;
     s->state = AFW_VM_STARTING;
     return m;
 }
@@ -187,6 +188,10 @@ static void obey(struct runner *r, const struct afw_command *c)
         r->quit = true;
         return;
     }
+    if (c->type == AFW_CMD_SHARE) {
+        share_cell(c->a);
+        return;
+    }
     if (c->vm >= cell.vms || c->vm % cell.runners != r->index) {
         fprintf(stderr, "agentfw-cell: command %u for VM %u, which is not runner %u's\n", c->type, c->vm, r->index);
         return;
@@ -195,6 +200,7 @@ static void obey(struct runner *r, const struct afw_command *c)
         ticks(false);
         start_vm(r, c);
         ticks(true);
+        share_charge(r, r->machine[c->vm]);
         return;
     }
     struct machine *m = r->machine[c->vm];
@@ -221,6 +227,10 @@ static void obey(struct runner *r, const struct afw_command *c)
         break;
     case AFW_CMD_KILL:
         vm_end(m, AFW_EXIT_KILLED, 0, 0, "killed");
+        share_charge(r, 0);
+        return;
+    case AFW_CMD_LIMIT:
+        share_limit(m, c->a, c->b);
         return;
     default:
         fprintf(stderr, "agentfw-cell: unknown command %u\n", c->type);
@@ -282,6 +292,33 @@ static void sleep_until(struct runner *r, uint64_t deadline)
     ppoll(&p, 1, wait, 0);
 }
 
+/* Whose turn it is: 0 and the time from which on that may change, ~0 if only a command or a deadline changes it. */
+static struct machine *pick(struct runner *r, uint64_t *until, bool *stalled)
+{
+    uint64_t now = 0, held = share_wait(&now);
+    struct machine *best = 0;
+    *until = ~0ull;
+    for (uint32_t k = 1; k <= cell.vms; k++) {
+        struct machine *m = r->machine[(r->turn + k) % cell.vms];
+        if (!m || (m->state != RUN_READY && (m->state != RUN_STALLED || m->sites_wait)))
+            continue;
+        if (m->state == RUN_STALLED && r->event_tail - __atomic_load_n(&r->q->event_head.value, __ATOMIC_ACQUIRE) >= AFW_QUEUE) {
+            *stalled = true;
+            continue;
+        }
+        uint64_t wait = held ? held : share_wait_vm(m, &now);
+        if (wait)
+            *until = wait < *until ? wait : *until;
+        else if (share_before(r, m, best))
+            best = m;
+    }
+    if (best) {
+        r->turn = best->vm.id;
+        share_turn(r, best);
+    }
+    return best;
+}
+
 static sem_t set_up, released;
 
 void runners_await(void)
@@ -308,7 +345,7 @@ static void *runner_main(void *arg)
     sem_post(&set_up);
     while (sem_wait(&released))
         ;
-    uint32_t turn = r->index;
+    share_charge(r, 0);
     while (!r->quit) {
         uint64_t drained;
         if (commands_wait(r)) {                  /* the counter is only for sleeping: reset it when something came */
@@ -320,20 +357,9 @@ static void *runner_main(void *arg)
             break;
         uint64_t nearest = look_around(r);
         runner_tick = 0;
-        struct machine *next = 0;
         bool stalled = false;
-        for (uint32_t k = 0; k < cell.vms && !next; k++) {
-            turn = (turn + 1) % cell.vms;
-            struct machine *m = r->machine[turn];
-            if (m && m->state == RUN_STALLED && !m->sites_wait) {
-                uint32_t used = r->event_tail - __atomic_load_n(&r->q->event_head.value, __ATOMIC_ACQUIRE);
-                stalled |= used >= AFW_QUEUE;
-                if (used < AFW_QUEUE)
-                    next = m;
-            } else if (m && m->state == RUN_READY) {
-                next = m;
-            }
-        }
+        uint64_t held;
+        struct machine *next = pick(r, &held, &stalled);
         if (next) {
             timer_arm(r, true);
             vm_run(next);
@@ -343,6 +369,7 @@ static void *runner_main(void *arg)
         runner_notify(r);
         if (commands_wait(r))
             continue;
+        nearest = held < nearest ? held : nearest;
         /* A stalled VM goes on when the worker, having drained the queue, signals; the poll is for a worker that forgot. */
         sleep_until(r, stalled && nearest > clock_mono() + 50000000 ? clock_mono() + 50000000 : nearest);
         ssize_t n = read(cell.runner_eventfd[r->index], &drained, sizeof drained);
@@ -361,7 +388,7 @@ static void *runner_main(void *arg)
 
 int runner_start(struct runner *r, uint32_t index)
 {
-    r->index = index;
+    r->index = r->turn = index;
     r->q = &cell.queues[index];
     r->event_tail = r->q->event_tail.value;
     r->command_head = r->q->command_head.value;

@@ -20,13 +20,6 @@ bool rip_in_shim(uint64_t rip)
            (rip >= AFW_EXC_STUBS && rip < AFW_EXC_STACK_TOP);
 }
 
-static uint64_t thread_cpu(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
-}
-
 int vm_open(struct machine *m)
 {
     struct vm *vm = &m->vm;
@@ -99,7 +92,6 @@ void vm_counters(struct machine *m)
     s->n_enosys = ctl->n_enosys;
     s->n_switch = ctl->n_switch;
     s->last_enosys = ctl->last_enosys;
-    s->cpu_ns = m->cpu_ns;
 }
 
 static void say(struct afw_vm_shm *s, const char *text, va_list args)
@@ -120,6 +112,7 @@ void vm_end(struct machine *m, uint32_t kind, int code, int signal, const char *
     va_start(args, text);
     say(s, text, args);
     va_end(args);
+    share_charge(m->vm.runner, m);
     if (m->vm.ctl)
         vm_counters(m);
     s->exit_code = code;
@@ -268,16 +261,29 @@ static bool unstall(struct machine *m)
     return serve_ring(m, wait) == AGAIN;
 }
 
-void vm_run(struct machine *m)
+/* It has used all the CPU time that it may in its life: ended */
+static bool used_up(struct machine *m)
+{
+    if (m->cpu_ns < m->cpu_end)
+        return false;
+    vm_end(m, AFW_EXIT_KILLED, 0, 0, AFW_TEXT_CPU "it used the %.3f s that it may", (double)m->cpu_allowed / 1e9);
+    return true;
+}
+
+static void turn(struct machine *m)
 {
     struct vm *vm = &m->vm;
     struct kvm_run *run = vm->run;
     struct afw_vm_shm *s = vm->shm;
-    m->cpu_mark = thread_cpu();
     if (m->state == RUN_STALLED ? !unstall(m) : code_awaited(m, false))
         return;
     s->state = AFW_VM_RUNNING;
-    for (;;) {
+    for (bool again = false;; again = true) {
+        if (again) {
+            share_charge(vm->runner, m);
+            if (used_up(m))
+                return;
+        }
         before_entry(m);
         run->immediate_exit = 0;
         runner_entered = run;
@@ -295,9 +301,6 @@ void vm_run(struct machine *m)
             s->exits++;
         }
         runner_entered = 0;
-        uint64_t now = thread_cpu();
-        m->cpu_ns += now - m->cpu_mark;
-        m->cpu_mark = now;
         if (r < 0) {
             if (e == EINTR) {
                 s->exits_signal++;
@@ -328,4 +331,12 @@ void vm_run(struct machine *m)
             return;
         }
     }
+}
+
+void vm_run(struct machine *m)
+{
+    turn(m);
+    share_charge(m->vm.runner, m);
+    if (m->state != RUN_FREE)
+        used_up(m);
 }

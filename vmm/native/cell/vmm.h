@@ -3,6 +3,7 @@
  *   main.c     arguments, configuration records, jail, runner threads
  *   jail.c     no_new_privs, rlimits, Landlock, seccomp, parent-death
  *   runner.c   a runner's loop: commands, runnable VMs in turn, parked VMs' deadlines, time slices
+ *   share.c    CPU time: whom it is charged to, limits, whose turn is next
  *   vm.c       create, enter, exits, kill; boot.c: tables, segments, cpuid, MSRs; elf.c: images, stack, auxv
  *   memory.c   host backing, memslots, commit/zero/protect, checked access to guest memory
  *   ring.c     consuming the SQ, completing, dispatch to the op's file
