@@ -28,6 +28,7 @@ from .lives import KILL_SECONDS, Host, Life
 from .rehearsal import rehearse
 from .reports import AuditEvent
 from .runtime import Runtime
+from .serving import Serving
 from .snapshots import Progress, SnapshotStore, Template, TemplateError, cell_config
 
 CELL_VMS = 64
@@ -115,7 +116,7 @@ class Fleet:
         self._hosts: list[Host] = []
         self._free: asyncio.Queue[tuple[Host, int]] = asyncio.Queue()
         self._runs: set[Life] = set()
-        self._flows: set[asyncio.Task[None]] = set()
+        self._serving = Serving(runtime)
         self._numbers = itertools.count(1)
         self._stopped = False
         self._key = b""
@@ -181,11 +182,7 @@ class Fleet:
             if isinstance(result, BaseException):
                 log.error("a cell did not close: %s", result)
         self._hosts.clear()
-        if self._flows:
-            await asyncio.wait(self._flows, timeout=2)
-        for task in self._flows:
-            task.cancel()
-        await asyncio.gather(*self._flows, return_exceptions=True)
+        await self._serving.close()
 
     # -- control
 
@@ -354,24 +351,8 @@ class Fleet:
             return
         run.acknowledge()
 
-    def flow_opened(self, run: Life, flow: GuestFlow) -> None:
-        task = asyncio.get_running_loop().create_task(self._serve(run.agent, flow))
-        self._flows.add(task)
-        task.add_done_callback(self._flow_done)
-
-    async def _serve(self, agent: Agent, flow: GuestFlow) -> None:
-        try:
-            await flow.turn()  # policies are asked before it says anything
-        except asyncio.CancelledError:
-            flow.reset()
-            flow.close()
-            raise
-        await self.runtime.handle_flow(agent, flow)
-
-    def _flow_done(self, task: asyncio.Task[None]) -> None:
-        self._flows.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("a flow failed", exc_info=task.exception())
+    def flow_opened(self, life: Life, flow: GuestFlow) -> None:
+        self._serving.opened(life.agent, flow)
 
 
 def _report(ended: VmExit, seconds: float) -> ExitReport:

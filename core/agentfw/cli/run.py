@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import AgentfwError
+from ..sizes import vm_memory
 from .output import Kept, Lines, OneLine, Plain, Writer, complain, may_read_stdin, progress, say, standard_input
 from .reload import Reloads, Terminal
 from .statistics import document_of, statistics_of
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from ..snapshots import Template
 
 MEMORY = "512M"
-MEMORY_RANGE = (96 << 20, 14 << 30)
 AT_ONCE = 256
 """VMs at once; of a larger COUNT the rest wait."""
 STDIN_MAX = 64 << 20
@@ -252,13 +252,10 @@ def _table_timeout(config: Config) -> float | None:
 
 def _memory(text: str | None, config: Config) -> int:
     given = text if text is not None else config.run.memory if config.run.memory is not None else MEMORY
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", given.strip(), re.IGNORECASE)
-    low, high = MEMORY_RANGE
-    # More digits than any memory has become infinity, and that is no int.
-    size = int(min(float(match[1]) * 1024 ** " KMG".index(match[2].upper() or " "), 2.0**63)) if match else 0
-    if low <= size <= high:
-        return size
-    what = f"must be from {low >> 20}M to {high >> 30}G" if match else "is no size (write 512M or 2G)"
+    try:
+        return vm_memory(given)
+    except ValueError as error:
+        what = str(error)
     if text is None and config.run.memory is not None:
         raise config.error("run.memory", f"`{given}` {what}")
     raise RunError(f"memory `{given}` {what}")
