@@ -39,6 +39,11 @@ def frame(value: object) -> bytes:
     return struct.pack("<I", len(body)) + body
 
 
+def received(ours: socket.socket) -> object:
+    (size,) = struct.unpack("<I", ours.recv(4, socket.MSG_WAITALL))
+    return json.loads(ours.recv(size, socket.MSG_WAITALL))
+
+
 def bootstrapped(arguments: list[str], stdin: str, directory: Path) -> subprocess.CompletedProcess[bytes]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -46,10 +51,11 @@ def bootstrapped(arguments: list[str], stdin: str, directory: Path) -> subproces
             [sys.executable, BOOTSTRAP], cwd="/", pass_fds=[theirs.fileno()], env={**ENVIRONMENT, "FAKE_DEVICE": str(theirs.fileno())},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
         theirs.close()
+        ours.settimeout(60)
+        assert received(ours) == {"warm": process.pid}  # before there is a job
         ours.sendall(frame(job(arguments, directory)))
         out, err = process.communicate(stdin.encode(), timeout=60)
-        (size,) = struct.unpack("<I", ours.recv(4))
-        assert json.loads(ours.recv(size)) == {"ready": "0123", "pid": process.pid}
+        assert received(ours) == {"ready": "0123", "pid": process.pid}
         assert ours.recv(1) == b""
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 

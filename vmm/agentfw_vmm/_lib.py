@@ -78,6 +78,7 @@ class Lib(Protocol):
     AFW_EV_SITES: int
     AFW_EV_ERROR: int
     AFW_EV_TRACE: int
+    AFW_EV_RULES: int
     AFW_CMD_BOOT: int
     AFW_CMD_RESTORE: int
     AFW_CMD_SIGNAL: int
@@ -86,6 +87,7 @@ class Lib(Protocol):
     AFW_CMD_QUIT: int
     AFW_CMD_SHARE: int
     AFW_CMD_LIMIT: int
+    AFW_CMD_RULES: int
     AFW_G_TX_EOF: int
     AFW_G_CLOSED: int
     AFW_G_RX_OFF: int

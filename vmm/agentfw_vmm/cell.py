@@ -32,6 +32,7 @@ _START_SECONDS = 30.0
 _QUIT_SECONDS = 2.0
 _MOST_SECONDS = 1e9  # of CPU time, in a limit
 _CPUCLOCK_SCHED = 2  # clock ids of processes: ~pid << 3 | this (clock_getcpuclockid(3))
+JOB = 3  # the job stream
 _NOTES = 20  # log lines about one life of a VM
 _LOG_LINES = 2_000  # of a cell's stderr
 #: The only names of our environment that a cell gets: settings of the sanitizers, for builds with them.
@@ -64,6 +65,14 @@ class _Vm:
         self.turns = Turns()
         self.notes = 0
         self.unconnected = False  # rules refuse flows: so does the worker, should the cell forget to
+        self.ruled = False  # it has got its rules, or will get none
+        self.under_rules: asyncio.Future[None] | None = None  # until the cell has put them into force
+
+    def enforce(self) -> None:
+        """The rules are in force, or the VM is gone: its job may be sent."""
+        if self.under_rules is not None and not self.under_rules.done():
+            self.under_rules.set_result(None)
+            self.flows[JOB].gate = None
 
 
 class Cell:
@@ -287,9 +296,32 @@ class Cell:
             raise CellError(f"rules of VM {vm}: {os.strerror(-error)}")
         record = self._vms[vm] = _Vm()
         record.unconnected = refuses_connections(rules)
+        record.ruled = bool(rules) or command == lib.AFW_CMD_BOOT
         for index in range(FLOW_FIRST):
             record.flows[index] = GuestFlow(self, vm, index, "tcp", "", 0, record.turns)
         self._command(vm % self._config.runners, command, vm, argument, b=len(rules))
+
+    def rules(self, vm: int, rules: bytes) -> None:
+        """Gives VM `vm`, which was restored without rules, those of its agent (`compile_rules()`; empty: none).
+
+        Once, before its job. What is sent to its job stream from here on waits until they are in force. A table that the cell
+        refuses ends the VM ("internal"). Nothing if the VM is gone; ValueError if it was booted or has its rules.
+        """
+        record = self._vms.get(vm)
+        if record is None or not record.live:
+            return
+        if record.ruled:
+            raise ValueError(f"VM {vm} has its rules")
+        error = lib.afw_worker_rules(self.worker, vm, rules, len(rules))
+        if error < 0:
+            raise CellError(f"rules of VM {vm}: {os.strerror(-error)}")
+        record.ruled = True
+        record.unconnected = refuses_connections(rules)
+        if not rules:
+            return
+        record.under_rules = self._loop.create_future()
+        record.flows[JOB].gate = record.under_rules
+        self._command(vm % self._config.runners, lib.AFW_CMD_RULES, vm, b=len(rules))
 
     def live(self, vm: int) -> bool:
         """True from boot() or restore() until vm_exited."""
@@ -464,6 +496,8 @@ class Cell:
             self._call(self._handler.vm_ready, vm, a, _positive(b))
         elif kind == lib.AFW_EV_SITES:
             self._sites(runner, vm, record, arg, a, b, c, d)
+        elif kind == lib.AFW_EV_RULES:
+            record.enforce()
         elif kind == lib.AFW_EV_TRACE:
             trace.log(vm, a, b, c, arg)
         elif kind == lib.AFW_EV_ERROR:
@@ -477,6 +511,7 @@ class Cell:
 
     def _exit(self, vm: int, record: _Vm, end: VmExit) -> None:
         record.live = False
+        record.enforce()
         for flow in list(record.flows.values()):
             flow.end()
         self._call(self._handler.vm_exited, vm, end)

@@ -51,6 +51,8 @@ class GuestFlow:
         self._closers: list[asyncio.Future[None]] = []
         """Who waits for the end alone: not to be woken at each move of the rings."""
         self._turns = turns
+        self.gate: asyncio.Future[None] | None = None
+        """Nothing is sent before it is done: the cell has not put the VM's rules into force yet."""
 
     def __repr__(self) -> str:
         return f"<GuestFlow vm {self.vm} flow {self.index} {self.kind} {self.address}:{self.port}>"
@@ -105,6 +107,8 @@ class GuestFlow:
         """Returns once all of it is in the ring. BrokenPipeError if the guest closed, reads no more, or is gone."""
         rest = memoryview(data)
         await self.turn()
+        if self.gate is not None:
+            await asyncio.shield(self.gate)
         while rest:
             if not self._live():
                 raise BrokenPipeError(errno.EPIPE, "the guest closed the connection")

@@ -22,7 +22,8 @@ enum afw_event_type {
     AFW_EV_EXIT = 4,                 /* VM is gone; read vm[].exit_* */
     AFW_EV_SITES = 5,                /* runner's site area holds code to decode: arg = AFW_SITES_*, a = guest address, b = bytes, c = request id, d = AFW_SITES_LAZY: offset of the return address */
     AFW_EV_ERROR = 6,                /* the cell itself failed for this VM: vm[].text says what */
-    AFW_EV_TRACE = 7                 /* a = nr | where << 32, b = result, c = first argument; arg = low bits of the second */
+    AFW_EV_TRACE = 7,                /* a = nr | where << 32, b = result, c = first argument; arg = low bits of the second */
+    AFW_EV_RULES = 8                 /* VM has the rules that AFW_CMD_RULES gave it: what comes from here on is under them */
 };
 struct afw_event {
     uint32_t type;
@@ -47,6 +48,7 @@ enum afw_command_type {
     AFW_CMD_SITES = 6,               /* answer to AFW_EV_SITES: c = request id, a = number of struct afw_site in the site area,
                                       * plus 2^32 times the number of sites without a safe window */
     AFW_CMD_QUIT = 7,                /* runner: kill its VMs, end */
+    AFW_CMD_RULES = 8,               /* vm: restored with b = 0, its rules come now, once; b as for RESTORE. Answer: AFW_EV_RULES, or AFW_EV_ERROR */
     AFW_CMD_SHARE = 16,              /* to every runner: all VMs of the cell together get a millionths of a core; 0: no limit */
     AFW_CMD_LIMIT = 17               /* vm: at most a millionths of a core, and b ns of CPU time from here on; 0: no limit */
 };
@@ -131,7 +133,7 @@ struct afw_vm_shm {
 };
 
 /* What one VM may not do: this head, then rules, then parts, then bytes, without gaps. AFW_RULES_SIZE bytes of the shared memory are
- * there for each VM; the cell copies and checks them when it starts the VM (rules.c), agentfw_vmm/rules.py writes them. */
+ * there for each VM; the cell copies and checks them as it obeys RESTORE, BOOT or RULES (rules.c), agentfw_vmm/rules.py writes them. */
 #define AFW_RULES_SIZE 0x10000
 #define AFW_RULES_MAX 512            /* rules of a VM */
 #define AFW_RULES_PARTS 60           /* components of a pattern */

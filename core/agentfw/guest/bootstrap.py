@@ -1,8 +1,9 @@
 """The program of every template: what `python script.py` would be, with a stop in the middle where the snapshot is taken.
 
-Before the stop: imports. `open("/dev/agentfw")` is the stop. After it, in every VM restored from the snapshot: read the job, do
-what a forked child must do, make `sys` and `__main__` what the command line asked for, acknowledge, run, and leave as CPython
-leaves, except that the interpreter is not torn down (docs/internals.md, "Job stream").
+Before the stop: imports. `open("/dev/agentfw")` is the stop. After it, in every VM restored from the snapshot: do what a forked
+child must do and say that the VM is warm; read the job, which may come much later; make `sys` and `__main__` what the command
+line asked for, acknowledge, run, and leave as CPython leaves, except that the interpreter is not torn down (docs/internals.md,
+"Job stream").
 """
 
 from __future__ import annotations
@@ -116,16 +117,23 @@ def _receive(descriptor: int) -> dict[str, typing.Any]:
 def _send(descriptor: int, value: dict[str, typing.Any]) -> None:
     body = json.dumps(value).encode("ascii")
     data = struct.pack("<I", len(body)) + body
-    while data:
-        data = data[os.write(descriptor, data) :]
+    try:
+        while data:
+            data = data[os.write(descriptor, data) :]
+    except BrokenPipeError:
+        os._exit(125)
 
 
 # ---- becoming that `python script.py`
 
 
-def _after_restore(job: dict[str, typing.Any]) -> None:
-    """Everything that must differ between two VMs of one snapshot."""
+def _after_restore() -> None:
+    """Everything that must differ between two VMs of one snapshot, whatever their jobs."""
     ctypes.pythonapi.PyOS_AfterFork_Child()  # locks, thread ids, and the hooks of random, threading, logging, ...
+
+
+def _adopt(job: dict[str, typing.Any]) -> None:
+    """What the process would have had from its start: environment, time of start, working directory."""
     logging._startTime = time.time_ns() if sys.version_info >= (3, 13) else time.time()  # type: ignore[attr-defined]
     environment = job["env"]
     if dict(os.environ) != environment:
@@ -414,8 +422,10 @@ def main() -> typing.NoReturn:
     gc.freeze()
     ctypes.pythonapi.PyOS_BeforeFork()
     descriptor = os.open("/dev/agentfw", os.O_RDWR | os.O_CLOEXEC)  # the stop
+    _after_restore()
+    _send(descriptor, {"warm": os.getpid()})
     job = _receive(descriptor)
-    _after_restore(job)
+    _adopt(job)
     program = _prepare(job)
     _send(descriptor, {"ready": job["ack"], "pid": os.getpid()})
     os.close(descriptor)

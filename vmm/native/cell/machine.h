@@ -126,6 +126,7 @@ struct machine {
     bool template, restored;
     bool slice_over;                             /* look whether an upcall is due before the next entry */
     bool exit_owed;                              /* ended, but the event queue was full */
+    bool ruled, rules_owed;                      /* has got its rules, or will get none; AFW_EV_RULES is due, but the queue was full */
     bool io_pending;                             /* last exit was KVM_EXIT_IO and KVM has not completed it yet */
     bool sites_wait, sites_given_up;             /* stalled in READY until the worker has answered, but not for ever */
     uint64_t deadline_sites;

@@ -179,7 +179,30 @@ static void start_vm(struct runner *r, const struct afw_command *c)
         vm_fail(m, "rules of %llu bytes: %s", (unsigned long long)c->b, strerror(-e));
         return;
     }
+    m->ruled = c->b || m->template;
     m->state = RUN_READY;
+}
+
+/* VMs are restored before it is known whose they will be. The worker keeps the job back until it is answered, and the guest runs
+ * nothing but the template's own code until it has its job. */
+static void late_rules(struct machine *m, uint64_t size)
+{
+    if (!m->restored || m->ruled) {
+        fprintf(stderr, "agentfw-cell: rules for VM %u, which has its rules\n", m->vm.id);
+        return;
+    }
+    int e = apply_rules(m, size);
+    if (e) {
+        vm_fail(m, "rules of %llu bytes: %s", (unsigned long long)size, strerror(-e));
+        return;
+    }
+    m->ruled = m->rules_owed = true;
+}
+
+static void tell_ruled(struct runner *r, struct machine *m)
+{
+    if (m->rules_owed && !runner_event(r, &(struct afw_event){.type = AFW_EV_RULES, .vm = m->vm.id}))
+        m->rules_owed = false;
 }
 
 static void obey(struct runner *r, const struct afw_command *c)
@@ -232,6 +255,11 @@ static void obey(struct runner *r, const struct afw_command *c)
     case AFW_CMD_LIMIT:
         share_limit(m, c->a, c->b);
         return;
+    case AFW_CMD_RULES:
+        late_rules(m, c->b);
+        tell_ruled(r, m);
+        runner_notify(r);                        /* before another VM runs: a job waits for it */
+        return;
     default:
         fprintf(stderr, "agentfw-cell: unknown command %u\n", c->type);
         return;
@@ -262,6 +290,7 @@ static uint64_t look_around(struct runner *r)
             continue;
         if (m->exit_owed && !runner_event(r, &m->owed))
             m->exit_owed = false;
+        tell_ruled(r, m);
         uint64_t deadline = m->state == RUN_PARKED ? m->deadline : m->state == RUN_STALLED && m->sites_wait ? m->deadline_sites : ~0ull;
         if (deadline == ~0ull)
             continue;

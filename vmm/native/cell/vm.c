@@ -78,6 +78,7 @@ void vm_close(struct machine *m)
     vm->window = 0;
     vm->vm_fd = vm->vcpu_fd = -1;
     memory_release(m);
+    m->rules_owed = false;
     m->state = RUN_FREE;
 }
 

@@ -128,7 +128,7 @@ uint32_t afw_worker_state(struct afw_worker *w, uint32_t *jail, char text[512])
 
 static const char *bad_event(const struct afw_worker *w, uint32_t runner, const struct afw_event *e)
 {
-    if (e->type < AFW_EV_READY || e->type > AFW_EV_TRACE)
+    if (e->type < AFW_EV_READY || e->type > AFW_EV_RULES)
         return "unknown event type";
     if (e->vm >= w->vms || e->vm % w->runners != runner)
         return "event for a VM that is not this runner's";
