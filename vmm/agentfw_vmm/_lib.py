@@ -88,6 +88,7 @@ class Lib(Protocol):
     AFW_CMD_SHARE: int
     AFW_CMD_LIMIT: int
     AFW_CMD_RULES: int
+    AFW_CMD_DISCARD: int
     AFW_G_TX_EOF: int
     AFW_G_CLOSED: int
     AFW_G_RX_OFF: int

@@ -278,7 +278,12 @@ class Cell:
         self._begin(vm, lib.AFW_CMD_BOOT, 0, rules)
 
     def restore(self, vm: int, pid: int, rules: bytes = b"") -> None:
-        """Starts VM `vm` from `snapshot_in`; its getpid() will be `pid`. `rules` (`compile_rules()`): what it may not do."""
+        """Starts VM `vm` from `snapshot_in`; its getpid() will be `pid`. `rules` (`compile_rules()`): what it may not do.
+
+        With CellConfig.recycle a VM that ended with kind "code", "signal" or "killed" is put back to the snapshot's state where
+        that is certain, and made anew where it is not (`VmStatistics.recycled` tells). Who may follow whom in one is the
+        caller's decision.
+        """
         self._begin(vm, lib.AFW_CMD_RESTORE, pid, rules)
 
     def _begin(self, vm: int, command: int, argument: int, rules: bytes) -> None:
@@ -363,6 +368,13 @@ class Cell:
         with contextlib.suppress(OSError):  # it has just died
             self._cpu_seconds = time.clock_gettime(~self.pid << 3 | _CPUCLOCK_SCHED)
         return self._cpu_seconds
+
+    def discard(self, vm: int) -> None:
+        """Frees what CellConfig.recycle keeps of VM `vm` since its end: the next restore() makes a new one. ValueError: live."""
+        if self.live(vm):
+            raise ValueError(f"VM {vm} is running")
+        if vm in self._vms and not self._closing and self._failed is None:
+            self._command(vm % self._config.runners, lib.AFW_CMD_DISCARD, vm)
 
     def stream(self, vm: int, index: int) -> GuestFlow:
         """Stream 0 (stdin), 1 (stdout), 2 (stderr) or 3 (job) of the VM's present or last life."""

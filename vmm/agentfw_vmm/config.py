@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from .errors import CellError
 
 _END, _MOUNT, _FILE, _PROGRAM, _ARG, _ENV, _MEMORY, _SNAPSHOT_IN, _SNAPSHOT_OUT, _SLICE, _TRACE, _TMP, _SYMLINK, _KEY = range(14)
-_HOT_IN, _HOT_OUT, _ALIAS = 14, 15, 16
+_HOT_IN, _HOT_OUT, _ALIAS, _RECYCLE = 14, 15, 16, 17
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class CellConfig:
     snapshot_out: where a booted VM is saved at its ready call. hot_in: pages to populate at each restore, as the
     cell of a rehearsal wrote them to its hot_out. key: 32 bytes that a snapshot must carry (b"": zeros).
     tmp_bytes, tmp_inodes: limits of each VM's private /tmp, /var/tmp and /dev/shm; private_dirs: guest paths of further private
-    directories, e.g. the home directory. trace: system calls go to the logger agentfw.vmm.strace.
+    directories, e.g. the home directory. recycle: a VM that ended is kept, with up to `recycle_pages` pages of 4 KiB of what it
+    changed, until the next restore() puts it back or discard() frees it. trace: system calls go to the logger agentfw.vmm.strace.
     """
 
     vms: int = 1
@@ -56,6 +57,8 @@ class CellConfig:
     tmp_bytes: int = 256 << 20
     tmp_inodes: int = 10_000
     private_dirs: list[str] = field(default_factory=list)
+    recycle: bool = False
+    recycle_pages: int = 4096
     trace: bool = False
     slice_ns: int = 0  # 0: the cell's default
 
@@ -143,6 +146,10 @@ def encode(config: CellConfig, opened: list[int]) -> bytes:
         parts.append(_record(_HOT_OUT, struct.pack("<I", _open(config.hot_out, flags, opened))))
     if config.key:
         parts.append(_record(_KEY, config.key))
+    if config.recycle:
+        if not 0 < config.recycle_pages < 1 << 32:
+            raise CellError(f"recycle_pages of {config.recycle_pages}: expected at least 1")
+        parts.append(_record(_RECYCLE, struct.pack("<I", config.recycle_pages)))
     if config.slice_ns:
         parts.append(_record(_SLICE, struct.pack("<Q", config.slice_ns)))
     if config.trace:

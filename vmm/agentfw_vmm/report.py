@@ -29,7 +29,11 @@ class VmExit:
 
 @dataclass(frozen=True)
 class VmStatistics:
-    """Counters of one VM since its boot or restore. The `n_` ones were counted in the guest: shown, believed by nobody."""
+    """Counters of one VM since its boot or restore. The `n_` ones were counted in the guest: shown, believed by nobody.
+
+    `recycled`: 1 if it began in the VM that the life before it had left (CellConfig.recycle); `private_pages` is how many pages
+    that one had changed, `reset_ns` what putting them and the rest back took (0 if none was kept).
+    """
 
     exits: int
     exits_kick: int
@@ -51,6 +55,9 @@ class VmStatistics:
     restore_ns: int
     refused_paths: int
     refused_calls: int
+    recycled: int
+    reset_ns: int
+    private_pages: int
 
 
 def out_of_cpu(end: VmExit) -> bool:

@@ -49,6 +49,7 @@ enum afw_command_type {
                                       * plus 2^32 times the number of sites without a safe window */
     AFW_CMD_QUIT = 7,                /* runner: kill its VMs, end */
     AFW_CMD_RULES = 8,               /* vm: restored with b = 0, its rules come now, once; b as for RESTORE. Answer: AFW_EV_RULES, or AFW_EV_ERROR */
+    AFW_CMD_DISCARD = 9,             /* vm: what is kept of it after its end (AFW_REC_RECYCLE) goes */
     AFW_CMD_SHARE = 16,              /* to every runner: all VMs of the cell together get a millionths of a core; 0: no limit */
     AFW_CMD_LIMIT = 17               /* vm: at most a millionths of a core, and b ns of CPU time from here on; 0: no limit */
 };
@@ -129,7 +130,10 @@ struct afw_vm_shm {
     uint64_t restore_ns;             /* RESTORE command to first KVM_RUN */
     uint64_t refused_paths;          /* by file rules */
     uint64_t refused_calls;          /* by syscall rules; what the shim itself refused is not counted */
-    uint64_t reserved[6];
+    uint64_t recycled;               /* 1: this life began in the VM of the one before it (AFW_REC_RECYCLE) */
+    uint64_t reset_ns;               /* that took to put back; also if it did not come to that */
+    uint64_t private_pages;          /* that the life before it had left changed */
+    uint64_t reserved[3];
 };
 
 /* What one VM may not do: this head, then rules, then parts, then bytes, without gaps. AFW_RULES_SIZE bytes of the shared memory are
@@ -231,6 +235,8 @@ struct afw_runner_queues {
 #define AFW_REC_HOT_IN 14            /* u32 fd: pages to populate at each restore, as a rehearsal recorded them (hot.c) */
 #define AFW_REC_HOT_OUT 15           /* u32 fd, writable: record them when the first restored VM ends */
 #define AFW_REC_ALIAS 16             /* u32 path length, path, path: two guest paths of the same host files (mounts that overlap); for rules */
+#define AFW_REC_RECYCLE 17           /* u32 pages: a restored VM that ended is kept for the next RESTORE, which puts it back (recycle.c); of the pages that
+                                      * it changed at most so many stay in memory until then */
 struct afw_record {
     uint32_t type;
     uint32_t size;                   /* of the payload */

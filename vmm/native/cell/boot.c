@@ -91,6 +91,12 @@ static void set_tsc(struct machine *m)
     }
 }
 
+int boot_msrs(struct machine *m)
+{
+    set_tsc(m);
+    return set_msrs(m);
+}
+
 int boot_vcpu(struct machine *m, uint64_t fs_base, uint64_t gs_base)
 {
     int fd = m->vm.vcpu_fd;
@@ -120,8 +126,7 @@ int boot_vcpu(struct machine *m, uint64_t fs_base, uint64_t gs_base)
     /* On pvm this changes nothing (XCR0 is the host's): the shim's answers and its XSAVE mask hold there. */
     struct kvm_xcrs x = {.nr_xcrs = 1, .xcrs = {{.xcr = 0, .value = cell.cpu.xcr0}}};
     ioctl(fd, KVM_SET_XCRS, &x);
-    set_tsc(m);
-    return set_msrs(m);
+    return boot_msrs(m);
 }
 
 void boot_ctl(struct machine *m, uint32_t pid)

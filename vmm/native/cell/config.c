@@ -83,6 +83,11 @@ static int record(uint32_t type, const uint8_t *p, uint32_t size)
             return -EINVAL;
         c->hot_out = (int)u32(p);
         return 0;
+    case AFW_REC_RECYCLE:
+        if (size != 4)
+            return -EINVAL;
+        c->recycle = u32(p);
+        return 0;
     case AFW_REC_SLICE:
         if (size != 8)
             return -EINVAL;

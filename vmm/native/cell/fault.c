@@ -183,6 +183,7 @@ void fault_other(struct machine *m)
         return;
     case KVM_EXIT_SHUTDOWN:
         /* Only a guest that wrote over the system area gets here. */
+        m->spoiled = true;
         vm_end(m, AFW_EXIT_SIGNAL, 0, SIGSEGV, "SIGSEGV: no fault can be delivered any more (triple fault) at 0x%llx", rip);
         return;
     case KVM_EXIT_FAIL_ENTRY:

@@ -12,6 +12,19 @@
 #include "vmm.h"
 
 #define PAGE 4096ull
+#ifndef PAGEMAP_SCAN                             /* Linux 6.7, linux/fs.h */
+struct page_region {
+    uint64_t start, end, categories;
+};
+struct pm_scan_arg {
+    uint64_t size, flags, start, end, walk_end, vec, vec_len, max_pages, category_inverted, category_mask, category_anyof_mask, return_mask;
+};
+#define PAGEMAP_SCAN _IOWR('f', 16, struct pm_scan_arg)
+#define PAGE_IS_FILE (1 << 2)
+#define PAGE_IS_PRESENT (1 << 3)
+#define PAGE_IS_SWAPPED (1 << 4)
+#define PAGE_IS_PFNZERO (1 << 5)
+#endif
 #define PAGES_IN_SPACE (AFW_SPACE_END / PAGE)
 #define CHUNKS (AFW_SPACE_END / AFW_CHUNK)
 #define BOOT_COMMIT (2ull * AFW_CHUNK)          /* always given, whatever the limit says */
@@ -37,6 +50,7 @@ struct config {
     uint64_t memory, slice_ns;
     int snapshot_in, snapshot_out, hot_out;      /* -1: none */
     bool trace, has_key;
+    uint32_t recycle;                            /* pages kept in memory of a VM that ended; 0: VMs are not kept */
     uint8_t key[32];
 };
 
@@ -56,7 +70,17 @@ int cpu_setup(struct cpu_model *cpu, int kvm_fd, char *error, size_t size);
 /* Name of a feature in `needs` that this host has not, or 0 */
 const char *cpu_missing(const struct cpu_model *cpu, const uint64_t needs[4]);
 
-struct snapshot;                                 /* restore.c: the parsed and checked file */
+struct vcpu_state;
+struct saved_protection;
+struct saved_mapping;
+struct snapshot {                                /* restore.c: the parsed and checked file */
+    struct afw_snapshot_header h;
+    uint8_t *state;
+    const struct vcpu_state *vcpu;
+    const struct saved_protection *protection;
+    const struct saved_mapping *mapping;
+    const char **name;                           /* of each mapping, interned */
+};
 
 struct cell {
     struct afw_cell_header *header;              /* written by the worker before the start; read once */
@@ -67,7 +91,7 @@ struct cell {
     struct cpu_model cpu;
     uint32_t vms, runners;
     int kvm_fd, windows_fd, worker_eventfd;
-    int pagemap_fd;                              /* of this process, for hot.c; -1: not needed */
+    int pagemap_fd;                              /* of this process, for hot.c and recycle.c; -1: not needed */
     int runner_eventfd[AFW_CELL_RUNNERS];
     size_t run_size;
     uint32_t max_slots;
@@ -113,7 +137,7 @@ uint64_t share_wait_vm(struct machine *m, uint64_t *now);
 bool share_before(struct runner *r, struct machine *m, const struct machine *other);   /* m's turn comes before other's (0: none) */
 void share_turn(struct runner *r, const struct machine *m);   /* m runs now */
 
-enum run_state { RUN_FREE, RUN_READY, RUN_PARKED, RUN_STALLED };
+enum run_state { RUN_FREE, RUN_READY, RUN_PARKED, RUN_STALLED, RUN_KEPT };   /* KEPT: ended, recycle.c may make a new one of it */
 struct mapping {                                 /* a host file in guest memory */
     uint64_t start, end, offset;
     const char *name;                            /* interned, never freed */
@@ -134,7 +158,7 @@ struct machine {
     uint32_t sq_head, cq_tail;                   /* our copies; the guest's are never read back */
     uint32_t next_slot;
     uint64_t committed;                          /* bytes */
-    uint8_t *prot;                               /* a byte a page: host protection ^ (PROT_READ|PROT_WRITE), and PAGE_EDGE; sparse */
+    uint8_t *prot;                               /* a byte a page: host protection ^ (PROT_READ|PROT_WRITE), and PAGE_*; sparse */
     uint32_t edges, drawn;                       /* pieces.c */
     struct mapping *map;
     uint32_t maps, maps_room;
@@ -146,8 +170,13 @@ struct machine {
     uint64_t tsc_delta;                          /* guest TSC - host TSC */
     uint64_t command_ns;                         /* when RESTORE came, for restore_ns */
     struct afw_event owed;                       /* with exit_owed */
+    bool spoiled;                                /* something is not as this struct says: never recycled */
+    bool clean;                                  /* KEPT: its memory is put back already */
+    uint32_t seams;                              /* pages with PAGE_SEAM */
+    uint64_t reset_ns, private_pages;            /* as in struct afw_vm_shm */
 };
 static inline struct machine *machine_of(struct vm *vm) { return (struct machine *)vm; }
+static inline bool vm_lives(const struct machine *m) { return m->state != RUN_FREE && m->state != RUN_KEPT; }
 
 int vm_open(struct machine *m);                  /* VM, vCPU, address space, window; no chunk is committed yet */
 int vm_start(struct machine *m);                 /* the last step of boot and restore: segments, MSRs, cpuid */
@@ -163,6 +192,7 @@ bool rip_in_shim(uint64_t rip);
 int boot(struct machine *m);                     /* AFW_CMD_BOOT on a fresh machine */
 void boot_tables(struct machine *m);
 int boot_vcpu(struct machine *m, uint64_t fs_base, uint64_t gs_base);
+int boot_msrs(struct machine *m);                /* and the TSC: of boot_vcpu(), what a vCPU that ran needs again */
 void boot_ctl(struct machine *m, uint32_t pid);  /* fields that are new in each VM: seed, clock, pid, trace */
 
 /* ---- elf.c ---- */
@@ -187,6 +217,7 @@ bool memory_committed(struct machine *m, uint64_t gva, uint64_t len);
 /* Chunks [from, to), none committed yet: host memory, then one memslot. Between the two nothing walks KVM's MMU. */
 int memory_back(struct machine *m, uint32_t from, uint32_t to);
 int memory_slot(struct machine *m, uint32_t from, uint32_t to);
+int remap_failed(struct machine *m, uint64_t gva);   /* -errno; the process ends if there is a hole now */
 int host_prot(int prot);
 int mapping_add(struct machine *m, const struct mapping *x);
 void mapping_cut(struct machine *m, uint64_t gva, uint64_t len);
@@ -194,6 +225,8 @@ const char *intern(const char *name);
 
 /* ---- pieces.c ---- */
 #define PAGE_EDGE 0x80                           /* in prot[]: a piece may begin at this page */
+#define PAGE_NEW 0x40                            /* it has another mapping than at the restore */
+#define PAGE_SEAM 0x20                           /* a piece of a former life of this VM may begin here */
 #define PAGE_PROT(byte) (((byte) & 3) ^ (PROT_READ | PROT_WRITE))
 void pieces_setup(void);
 /* Before the host's mapping of whole pages changes: -ENOMEM if the VM would be in too many pieces. fresh: by one new mapping */
@@ -201,6 +234,7 @@ int pieces_room(struct machine *m, uint64_t gva, uint64_t len, bool fresh);
 /* After: records host protection (PROT_*) and edges */
 void pieces_done(struct machine *m, uint64_t gva, uint64_t len, int prot, bool fresh);
 void pieces_release(struct machine *m);
+void pieces_reset(struct machine *m, uint32_t edges);   /* prot[] is another now, with so many edges */
 
 /* ---- ring.c ---- */
 enum ring_result { RING_DONE, RING_STALLED, RING_ENDED };
@@ -231,6 +265,18 @@ struct vcpu_state {
 };
 struct saved_protection { uint64_t start, end; uint32_t prot, reserved; };
 struct saved_mapping { uint64_t start, end, offset; uint32_t name, flags; };
+
+/* ---- recycle.c ---- */
+#define RECYCLE_SEAMS 128                        /* of a VM; beyond that it is made anew */
+void recycle_setup(void);                        /* before the jail */
+void recycle_note(struct machine *m, const struct snapshot *s);   /* a VM just restored: what all are to be like. Called for each */
+bool recycle_keep(struct machine *m);            /* instead of vm_close() at its end; false: it is no candidate */
+void recycle_idle(struct machine *m);            /* KEPT for a while: shrinks to what a new one has */
+/* Memory and vCPU of a KEPT one are as a new one's after the restore; -errno: they are not, only vm_close() may follow */
+int recycle(struct machine *m, const struct snapshot *s);
+const struct snapshot *snapshot_of_cell(void);   /* restore.c; 0: none that is good */
+int recycle_check(struct machine *m);            /* then: is the vCPU really as a new one's? */
+int snapshot_again(struct machine *m, uint32_t pid);   /* restore.c: snapshot_restore() into a KEPT one */
 
 /* ---- hot.c ---- */
 void hot_load(int fd);                           /* before the jail */

@@ -168,7 +168,7 @@ int main(int argc, char **argv)
     if (config_parse(records, records_size, error, sizeof error) || blob_check(&cell.shim, error, sizeof error) ||
         cpu_setup(&cell.cpu, cell.kvm_fd, error, sizeof error))
         fail("%s", error);
-    if (cell.config.hot_out < 0 && cell.pagemap_fd >= 0) {
+    if (cell.config.hot_out < 0 && !cell.config.recycle && cell.pagemap_fd >= 0) {
         close(cell.pagemap_fd);
         cell.pagemap_fd = -1;
     }
@@ -176,6 +176,7 @@ int main(int argc, char **argv)
     check_kvm();
     guard_install();
     pieces_setup();
+    recycle_setup();
     for (uint32_t i = 0; i < cell.runners; i++) {
         int flags = fcntl(cell.runner_eventfd[i], F_GETFL);
         if (flags < 0 || fcntl(cell.runner_eventfd[i], F_SETFL, flags | O_NONBLOCK))

@@ -48,6 +48,7 @@ void memory_release(struct machine *m)
 }
 
 static int mapping_room(struct machine *m);
+static void changed(struct machine *m, uint64_t gva, uint64_t len);
 
 static bool chunk_committed(struct machine *m, uint64_t c)
 {
@@ -79,10 +80,11 @@ static int changeable(struct machine *m, uint64_t gva, uint64_t *len)
 }
 
 /* A hole in the reservation could be filled by any other mapping of this process, inside a memslot: then nothing may go on. */
-static int remap_failed(struct machine *m, uint64_t gva)
+int remap_failed(struct machine *m, uint64_t gva)
 {
     int e = errno;
     unsigned char state;
+    m->spoiled = true;
     if (mincore(m->vm.mem + gva, PAGE, &state) && errno == ENOMEM)
         abort();
     return -e;
@@ -109,6 +111,7 @@ int memory_slot(struct machine *m, uint32_t from, uint32_t to)
         .slot = m->next_slot, .guest_phys_addr = start, .memory_size = size, .userspace_addr = (uintptr_t)m->vm.mem + start};
     if (ioctl(m->vm.vm_fd, KVM_SET_USER_MEMORY_REGION, &slot)) {
         int e = errno;
+        m->spoiled = true;
         mprotect(m->vm.mem + start, size, PROT_NONE);
         return -e;
     }
@@ -149,6 +152,13 @@ int memory_commit(struct vm *vm, uint64_t gva, uint64_t len)
     return 0;
 }
 
+/* These pages are mapped otherwise than at the restore. */
+static void changed(struct machine *m, uint64_t gva, uint64_t len)
+{
+    for (uint64_t p = gva / PAGE; p < (gva + len) / PAGE; p++)
+        m->prot[p] |= PAGE_NEW;
+}
+
 /* What the guest's PROT_* mean for the host's mapping: KVM reads to execute, and never executes the host's. */
 int host_prot(int prot)
 {
@@ -161,8 +171,10 @@ int memory_protect(struct vm *vm, uint64_t gva, uint64_t len, int prot)
     int e = changeable(m, gva, &len);
     if (e || (e = pieces_room(m, gva, len, false)))
         return e;
-    if (mprotect(vm->mem + gva, len, host_prot(prot)))
+    if (mprotect(vm->mem + gva, len, host_prot(prot))) {
+        m->spoiled = true;                       /* it may have come half the way */
         return -errno;
+    }
     pieces_done(m, gva, len, host_prot(prot), false);
     return 0;
 }
@@ -177,6 +189,7 @@ int memory_zero(struct vm *vm, uint64_t gva, uint64_t len)
         return remap_failed(m, gva);
     mapping_cut(m, gva, len);
     pieces_done(m, gva, len, RW, true);
+    changed(m, gva, len);
     sites_unmapped(vm, gva, len);
     return 0;
 }
@@ -198,6 +211,7 @@ int memory_map_file(struct vm *vm, int host_fd, uint64_t gva, uint64_t len, int 
         return remap_failed(m, gva);
     mapping_cut(m, gva, len);
     pieces_done(m, gva, len, host_prot(prot), true);
+    changed(m, gva, len);
     sites_unmapped(vm, gva, len);
     e = mapping_add(m, &(struct mapping){gva, gva + len, offset, intern(guest_name), shared, prot & PROT_WRITE, file});
     if (!e && prot & PROT_EXEC && !shared)       /* patching a shared mapping would write into the file */
@@ -366,12 +380,17 @@ int memory_poke(struct vm *vm, uint64_t gva, const void *data, uint64_t len)
     bool locked = false;
     for (uint64_t p = from; p < to; p += PAGE)
         locked |= PAGE_PROT(m->prot[p / PAGE]) != RW;
-    if (locked && mprotect(vm->mem + from, to - from, RW))
+    int e = 0;
+    if (locked && mprotect(vm->mem + from, to - from, RW)) {
+        m->spoiled = true;
         return -errno;
+    }
     uint64_t left = guarded_copy(vm->mem + gva, data, len);
-    for (uint64_t p = from; locked && p < to; p += PAGE) {
-        if (mprotect(vm->mem + p, PAGE, PAGE_PROT(m->prot[p / PAGE])))
-            return -errno;
+    for (uint64_t p = from; locked && p < to && !e; p += PAGE)
+        e = mprotect(vm->mem + p, PAGE, PAGE_PROT(m->prot[p / PAGE])) ? -errno : 0;
+    if (e) {
+        m->spoiled = true;
+        return e;
     }
     return left ? -EFAULT : 0;
 }

@@ -27,7 +27,8 @@ void pieces_setup(void)
             max = DEFAULT_MAX;
         fclose(f);
     }
-    int64_t half = max > 2 * RESERVE ? (max - RESERVE) / 2 : max / 4;
+    int64_t reserve = RESERVE + (cell.config.recycle ? (int64_t)cell.vms * RECYCLE_SEAMS : 0);
+    int64_t half = max > 2 * reserve ? (max - reserve) / 2 : max / 4;
     share = half / cell.vms < EACH ? (uint32_t)(half / cell.vms) : EACH;
     pool = half;
 }
@@ -75,7 +76,7 @@ int pieces_room(struct machine *m, uint64_t gva, uint64_t len, bool fresh)
 void pieces_done(struct machine *m, uint64_t gva, uint64_t len, int prot, bool fresh)
 {
     uint64_t first = gva / PAGE, end = first + len / PAGE;
-    uint8_t value = (uint8_t)(prot ^ (PROT_READ | PROT_WRITE)), kept = fresh ? 0 : PAGE_EDGE;
+    uint8_t value = (uint8_t)(prot ^ (PROT_READ | PROT_WRITE)), kept = fresh ? PAGE_NEW | PAGE_SEAM : PAGE_EDGE | PAGE_NEW | PAGE_SEAM;
     uint32_t gone = 0;
     for (uint64_t p = first; p < end; p++) {
         uint8_t now = (uint8_t)((m->prot[p] & kept) | value);
@@ -94,4 +95,11 @@ void pieces_release(struct machine *m)
 {
     atomic_fetch_add(&pool, m->drawn);
     m->drawn = m->edges = 0;
+}
+
+void pieces_reset(struct machine *m, uint32_t edges)
+{
+    pieces_release(m);
+    m->edges = edges;
+    draw(m, edges);                              /* a new one had as many: what is not to be had now was not needed then */
 }

@@ -15,15 +15,6 @@
 
 #define STATE_MAX (64u << 20)
 
-struct snapshot {
-    struct afw_snapshot_header h;
-    uint8_t *state;
-    const struct vcpu_state *vcpu;
-    const struct saved_protection *protection;
-    const struct saved_mapping *mapping;
-    const char **name;                           /* of each mapping, interned */
-};
-
 static int read_all(int fd, void *out, size_t n, uint64_t offset)
 {
     uint8_t *p = out;
@@ -201,6 +192,12 @@ static int map_memory(struct machine *m, const struct snapshot *s)
         if (e)
             return e;
     }
+    return 0;
+}
+
+static int list_mappings(struct machine *m, const struct snapshot *s)
+{
+    m->maps = 0;
     for (uint32_t i = 0; i < s->vcpu->n_mappings; i++) {
         const struct saved_mapping *x = &s->mapping[i];
         int e = mapping_add(m, &(struct mapping){.start = x->start, .end = x->end, .offset = x->offset, .name = s->name[i]});
@@ -210,25 +207,13 @@ static int map_memory(struct machine *m, const struct snapshot *s)
     return 0;
 }
 
-int snapshot_restore(struct machine *m, uint32_t pid, char *error, size_t size)
+/* Memory is the snapshot's, the vCPU's segments and MSRs are set: what else a VM has when it goes on from there, and what is its own. */
+static int settle(struct machine *m, const struct snapshot *s, uint32_t pid)
 {
-    const struct snapshot *s = the_snapshot(error, size);
-    if (!s)
-        return -EINVAL;
-    int e = map_memory(m, s);
-    if (e) {
-        snprintf(error, size, "restore: memory: %s", strerror(-e));
-        return e;
-    }
-    e = boot_vcpu(m, s->vcpu->fs_base, s->vcpu->gs_base);
     struct kvm_xsave x;
     memcpy(&x, s->vcpu->xsave, sizeof s->vcpu->xsave);
-    if (!e && ioctl(m->vm.vcpu_fd, KVM_SET_XSAVE, &x))
-        e = -errno;
-    if (e) {
-        snprintf(error, size, "restore: vCPU: %s", strerror(-e));
-        return e;
-    }
+    if (ioctl(m->vm.vcpu_fd, KVM_SET_XSAVE, &x))
+        return -errno;
     m->vm.run->s.regs.regs = s->vcpu->regs;
     m->vm.run->kvm_dirty_regs = KVM_SYNC_X86_REGS;
     m->sq_head = s->vcpu->sq_head;
@@ -242,4 +227,44 @@ int snapshot_restore(struct machine *m, uint32_t pid, char *error, size_t size)
     m->vm.shm->sites_refused = s->h.sites_refused;
     sites_load(&m->vm, &s->h);
     return 0;
+}
+
+int snapshot_restore(struct machine *m, uint32_t pid, char *error, size_t size)
+{
+    const struct snapshot *s = the_snapshot(error, size);
+    if (!s)
+        return -EINVAL;
+    int e = map_memory(m, s);
+    if (!e)
+        e = list_mappings(m, s);
+    if (e) {
+        snprintf(error, size, "restore: memory: %s", strerror(-e));
+        return e;
+    }
+    e = boot_vcpu(m, s->vcpu->fs_base, s->vcpu->gs_base);
+    if (!e)
+        e = settle(m, s, pid);
+    if (e) {
+        snprintf(error, size, "restore: vCPU: %s", strerror(-e));
+        return e;
+    }
+    recycle_note(m, s);
+    return 0;
+}
+
+const struct snapshot *snapshot_of_cell(void)
+{
+    char error[200];
+    return the_snapshot(error, sizeof error);
+}
+
+int snapshot_again(struct machine *m, uint32_t pid)
+{
+    const struct snapshot *s = snapshot_of_cell();
+    int e = s ? recycle(m, s) : -EINVAL;
+    if (!e)
+        e = list_mappings(m, s);
+    if (!e)
+        e = settle(m, s, pid);
+    return e ? e : recycle_check(m);
 }

@@ -108,6 +108,31 @@ static struct machine *machine_new(struct runner *r, uint32_t id)
     return m;
 }
 
+/* The next life of a VM that was kept: 0; or it is gone, and another must be made. What is not named here begins anew. */
+static int machine_again(struct machine *m, uint32_t pid, uint64_t now)
+{
+    struct vm *vm = &m->vm;
+    struct machine next = {
+        .vm = {.id = vm->id, .runner = vm->runner, .vm_fd = vm->vm_fd, .vcpu_fd = vm->vcpu_fd, .run = vm->run, .mem = vm->mem, .ctl = vm->ctl,
+               .window = vm->window, .shm = vm->shm, .memory_limit = cell.config.memory},
+        .state = RUN_KEPT, .restored = true, .clean = m->clean, .next_slot = m->next_slot, .committed = m->committed, .prot = m->prot,
+        .edges = m->edges, .drawn = m->drawn, .seams = m->seams, .map = m->map, .maps_room = m->maps_room, .command_ns = now, .cpu_end = ~0ull,
+        .reset_ns = m->reset_ns, .private_pages = m->private_pages};
+    memcpy(next.vm.chunks, vm->chunks, sizeof vm->chunks);
+    *m = next;
+    struct afw_vm_shm *s = vm->shm;
+    memset(s, 0, sizeof *s);
+    s->state = AFW_VM_STARTING;
+    s->memory_committed = m->committed;
+    vm->vfs = vfs_new(vm);
+    vm->sites = sites_new(vm);
+    int e = vm->vfs && vm->sites ? snapshot_again(m, pid) : -ENOMEM;
+    if (e)
+        vm_close(m);
+    s->recycled = !e;
+    return e;
+}
+
 /* KVM gives up making a VM when a signal is pending (mm_take_all_locks: EINTR): no ticks meanwhile. */
 static void ticks(bool on)
 {
@@ -149,20 +174,35 @@ static int apply_rules(struct machine *m, uint64_t size)
 static void start_vm(struct runner *r, const struct afw_command *c)
 {
     struct machine *m = r->machine[c->vm];
-    if (m && (m->state != RUN_FREE || m->exit_owed)) {
+    bool kept = m && m->state == RUN_KEPT;
+    if (m && (vm_lives(m) || m->exit_owed)) {
         fprintf(stderr, "agentfw-cell: command %u for VM %u, which is in use\n", c->type, c->vm);
         return;
     }
-    uint64_t now = clock_mono();
-    m = machine_new(r, c->vm);
-    if (!m)
-        abort();
-    int e = vm_open(m);
+    uint64_t now = clock_mono(), reset_ns = 0, private_pages = 0;
+    int e = 0;
+    if (kept && c->type != AFW_CMD_RESTORE)
+        vm_close(m);
+    bool again = kept && c->type == AFW_CMD_RESTORE && !machine_again(m, (uint32_t)c->a, now);
+    if (kept) {
+        reset_ns = m->reset_ns;
+        private_pages = m->private_pages;
+    }
+    if (!again) {
+        m = machine_new(r, c->vm);
+        if (!m)
+            abort();
+        e = vm_open(m);
+    }
+    m->vm.shm->reset_ns = reset_ns;
+    m->vm.shm->private_pages = private_pages;
     if (e) {
         vm_fail(m, "cannot make a VM: %s", strerror(-e));
         return;
     }
-    if (c->type == AFW_CMD_BOOT) {
+    if (again) {
+        m->state = RUN_FREE;                     /* as a new one until it may run */
+    } else if (c->type == AFW_CMD_BOOT) {
         m->template = true;
         if (boot(m))
             return;                              /* has reported */
@@ -227,7 +267,13 @@ static void obey(struct runner *r, const struct afw_command *c)
         return;
     }
     struct machine *m = r->machine[c->vm];
-    bool gone = !m || m->state == RUN_FREE;      /* the command crossed with its end */
+    bool gone = !m || !vm_lives(m);              /* the command crossed with its end */
+    if (c->type == AFW_CMD_DISCARD) {
+        if (m && m->state == RUN_KEPT)
+            vm_close(m);
+        share_charge(r, 0);
+        return;
+    }
     if (c->type == AFW_CMD_SITES) {
         sites_answer(gone ? 0 : &m->vm, c->c, c->a);
         for (uint32_t i = r->index; i < cell.vms; i += cell.runners) {
@@ -291,7 +337,9 @@ static uint64_t look_around(struct runner *r)
         if (m->exit_owed && !runner_event(r, &m->owed))
             m->exit_owed = false;
         tell_ruled(r, m);
-        uint64_t deadline = m->state == RUN_PARKED ? m->deadline : m->state == RUN_STALLED && m->sites_wait ? m->deadline_sites : ~0ull;
+        uint64_t deadline = m->state == RUN_PARKED || (m->state == RUN_KEPT && !m->clean) ? m->deadline
+                            : m->state == RUN_STALLED && m->sites_wait                    ? m->deadline_sites
+                                                                                          : ~0ull;
         if (deadline == ~0ull)
             continue;
         if (!now)
@@ -300,6 +348,9 @@ static uint64_t look_around(struct runner *r)
             nearest = deadline < nearest ? deadline : nearest;
         } else if (m->state == RUN_PARKED) {
             m->state = RUN_READY;
+        } else if (m->state == RUN_KEPT) {
+            recycle_idle(m);
+            share_charge(r, 0);
         } else {
             m->sites_wait = false;
             m->sites_given_up = true;
@@ -407,7 +458,9 @@ static void *runner_main(void *arg)
     timer_arm(r, false);
     for (uint32_t i = r->index; i < cell.vms; i += cell.runners) {
         struct machine *m = r->machine[i];
-        if (m && m->state != RUN_FREE)
+        if (m && m->state == RUN_KEPT)
+            vm_close(m);
+        else if (m && m->state != RUN_FREE)
             vm_end(m, AFW_EXIT_KILLED, 0, 0, "killed: the cell quits");
         free(m);
     }

@@ -33,6 +33,9 @@ int vm_open(struct machine *m)
     /* Else KVM answers an access that it cannot emulate (AVX to an address without memory) with #UD. Linux 5.15. */
     struct kvm_enable_cap emulation = {.cap = EXIT_ON_EMULATION_FAILURE, .args = {1}};
     ioctl(vm->vm_fd, KVM_ENABLE_CAP, &emulation);
+    struct kvm_enable_cap triple_fault = {.cap = KVM_CAP_X86_TRIPLE_FAULT_EVENT, .args = {1}};   /* one that is pending is seen, and taken back */
+    if (cell.config.recycle)
+        ioctl(vm->vm_fd, KVM_ENABLE_CAP, &triple_fault);
     void *window = mmap(0, AFW_WINDOW_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, cell.windows_fd, (off_t)vm->id * AFW_WINDOW_STRIDE);
     if (window == MAP_FAILED)
         return -errno;
@@ -122,7 +125,9 @@ void vm_end(struct machine *m, uint32_t kind, int code, int signal, const char *
     __atomic_store_n(&s->state, AFW_VM_DEAD, __ATOMIC_RELEASE);
     if (m->restored)
         hot_record(m);
-    vm_close(m);                                 /* before the event: the worker may use the window again as soon as it sees it */
+    /* Before the event: the worker may use the window again as soon as it sees it. */
+    if (!recycle_keep(m))
+        vm_close(m);
     send_last(m, AFW_EV_EXIT);
 }
 
@@ -338,6 +343,6 @@ void vm_run(struct machine *m)
 {
     turn(m);
     share_charge(m->vm.runner, m);
-    if (m->state != RUN_FREE)
+    if (vm_lives(m))
         used_up(m);
 }

@@ -1,0 +1,157 @@
+"""VMs that are put back after their end: who is kept, who is not, and that the next life begins as any other."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from agentfw_vmm.cell import Cell
+
+from . import bare
+
+pytestmark = pytest.mark.kvm
+
+#: Boots, is saved, and then does what its standard input's first byte says.
+GUEST = """
+static volatile char data[64 * 4096] __attribute__((aligned(4096)));
+static u64 next_byte(void)
+{
+    volatile struct afw_flow *f = &WIN->flow[AFW_FLOW_STDIN];
+    volatile char *ring = (volatile char *)(AFW_WINDOW + AFW_WINDOW_DATA + AFW_FLOW_STDIN * 2ull * AFW_RING + AFW_RING);
+    while (f->rx_tail == f->rx_head) { CTL->wake = 0; if (f->rx_tail == f->rx_head) { CTL->deadline = ~0ull; park(); } }
+    u64 c = (unsigned char)ring[f->rx_tail % AFW_RING];
+    f->rx_tail = f->rx_tail + 1;
+    return c;
+}
+void run(void)
+{
+    data[0] = 'a';
+    if (call(AFW_OP_READY, 0, 0, 0, 0, 0, 0) == 1)
+        leave(0);
+    char seen[3] = {data[0], data[4096] ? data[4096] : '-', '\\n'};
+    say(seen, 3);
+    CHECK(*(volatile u64 *)SHIM->backstop_counter == 0);
+    for (u64 i = 0; i < sizeof data; i += 4096)
+        data[i] = 'x';
+    switch (next_byte()) {
+    case 'e': leave(7);
+    case 's': call(AFW_OP_EXIT, 0, 6, 0, 0, 0, 0);
+    case 'h': CTL->sq_tail = CTL->sq_tail + 1000; kick();
+    case 'f': *(volatile char *)0x1000 = 1;
+    case 'c': CHECK(call(AFW_OP_COMMIT, 0x40000000, 1, 0, 0, 0, 0) == 0); *(volatile char *)0x40000000 = 1; leave(7);
+    case 'w': for (;;) { CTL->deadline = ~0ull; park(); }
+    }
+    leave(1);
+}
+"""
+
+
+async def template(program, guest, path):
+    recorder = bare.Recorder()
+    cell = await Cell.start(bare.config(guest, snapshot_out=path), recorder, program)
+    try:
+        cell.boot(0)
+        await recorder.until(lambda: 0 in recorder.exits)
+        assert recorder.ready[0][1] == 0 and recorder.exits[0].code == 0
+    finally:
+        await cell.close()
+
+
+async def line(cell, vm):
+    """What the guest says first: the bytes that it found where it writes later."""
+    async with asyncio.timeout(20):
+        text = b""
+        while not text.endswith(b"\n"):
+            text += await cell.stream(vm, 1).receive()
+        return text
+
+
+async def life(cell, recorder, word, vm=0):
+    recorder.exits.pop(vm, None)
+    cell.restore(vm, 1000)
+    assert await line(cell, vm) == b"a-\n"
+    if word == "k":
+        cell.kill(vm)
+    else:
+        await cell.stream(vm, 0).send(word.encode())
+    await recorder.until(lambda: vm in recorder.exits)
+    return recorder.exits[vm], cell.statistics(vm)
+
+
+def run(program, guest, path, main, **changes):
+    async def all_of_it():
+        await template(program, guest, path)
+        recorder = bare.Recorder()
+        cell = await Cell.start(bare.config(guest, snapshot_in=path, **{"recycle": True, **changes}), recorder, program)
+        try:
+            await main(cell, recorder)
+        finally:
+            await cell.close()
+        assert not recorder.failed
+
+    asyncio.run(all_of_it())
+
+
+def test_who_is_kept(bare_cell, guest, tmp_path):
+    async def main(cell, recorder):
+        kept = False
+        for word, kind, keeps in [
+            *[("e", "code", True), ("e", "code", True), ("s", "signal", True), ("k", "killed", True), ("h", "hostile", False)],
+            *[("e", "code", True), ("f", "signal", True), ("c", "code", False), ("e", "code", True)],
+        ]:
+            end, numbers = await life(cell, recorder, word)
+            assert (end.kind, numbers.recycled) == (kind, kept), (word, end)
+            assert not kept or (numbers.private_pages >= 64 and numbers.reset_ns > 0)
+            kept = keeps
+
+    run(bare_cell, guest(GUEST), tmp_path / "snapshot", main)
+
+
+def test_what_is_discarded_is_made_anew(bare_cell, guest, tmp_path):
+    async def main(cell, recorder):
+        cell.discard(0)  # never started
+        await life(cell, recorder, "e")
+        cell.discard(0)
+        cell.discard(0)
+        end, numbers = await life(cell, recorder, "e")
+        assert (end.code, numbers.recycled, numbers.reset_ns) == (7, 0, 0)
+        cell.restore(0, 1001)
+        with pytest.raises(ValueError, match="running"):
+            cell.discard(0)
+        assert await line(cell, 0) == b"a-\n"
+
+    run(bare_cell, guest(GUEST), tmp_path / "snapshot", main)
+
+
+def test_a_vm_that_waits_for_its_next_life_is_small(bare_cell, guest, tmp_path):
+    def resident(pid):
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        return sum(int(text.split()[1]) for text in lines if text.startswith("Private_Dirty"))
+
+    async def main(cell, recorder):
+        await life(cell, recorder, "e")
+        before = resident(cell.pid)
+        async with asyncio.timeout(20):  # 64 pages were written, 8 may stay
+            while resident(cell.pid) > before - 4 * 40:  # noqa: ASYNC110 (the cell tells nobody)
+                await asyncio.sleep(0.02)
+        end, numbers = await life(cell, recorder, "e")
+        assert (end.code, numbers.recycled) == (7, 1)
+
+    run(bare_cell, guest(GUEST), tmp_path / "snapshot", main, recycle_pages=8)
+
+
+def test_without_recycle_nothing_is_kept(bare_cell, guest, tmp_path):
+    async def main(cell, recorder):
+        for _ in range(2):
+            _, numbers = await life(cell, recorder, "e")
+            assert (numbers.recycled, numbers.reset_ns, numbers.private_pages) == (0, 0, 0)
+
+    run(bare_cell, guest(GUEST), tmp_path / "snapshot", main, recycle=False)
+
+
+def test_many_vms_of_several_runners(bare_cell, guest, tmp_path):
+    async def main(cell, recorder):
+        for turn in range(3):
+            found = await asyncio.gather(*(life(cell, recorder, "ek"[vm % 2], vm) for vm in range(6)))
+            assert [numbers.recycled for _, numbers in found] == [int(turn > 0)] * 6
+
+    run(bare_cell, guest(GUEST), tmp_path / "snapshot", main, vms=6, runners=2)
