@@ -18,6 +18,7 @@ from typing import Protocol
 
 from . import _lib, report, sites, trace
 from ._lib import CELL_PROGRAM, FLOW_FIRST, QUEUE, RING, CommandStruct, Worker, lib, take, view
+from .cell_log import CellLog
 from .config import CellConfig, Mount, encode
 from .errors import CellError
 from .flows import GuestFlow
@@ -34,7 +35,6 @@ _MOST_SECONDS = 1e9  # of CPU time, in a limit
 _CPUCLOCK_SCHED = 2  # clock ids of processes: ~pid << 3 | this (clock_getcpuclockid(3))
 JOB = 3  # the job stream
 _NOTES = 20  # log lines about one life of a VM
-_LOG_LINES = 2_000  # of a cell's stderr
 #: The only names of our environment that a cell gets: settings of the sanitizers, for builds with them.
 _SANITIZER_ENV = ("ASAN_OPTIONS", "UBSAN_OPTIONS", "LSAN_OPTIONS")
 
@@ -94,7 +94,7 @@ class Cell:
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._cpu_seconds = 0.0
-        self._log = _Log()
+        self._log = CellLog()
         self._vms: dict[int, _Vm] = {}
         self._events = _lib.new_events(QUEUE)
         self._event_bytes = view(self._events, QUEUE * _EVENT.size)
@@ -596,41 +596,3 @@ def _rate(fraction: float | None) -> int:
 def _positive(b: int) -> int:
     """0 or -errno in 64 bits -> errno."""
     return (1 << 64) - b & 0xFFFF if b else 0
-
-
-class _Log:
-    """A cell's stderr: to the log by lines, the last of them kept for error texts."""
-
-    def __init__(self) -> None:
-        self.fd = -1
-        self._pid = 0
-        self._rest = b""
-        self._last: list[str] = []
-        self._lines = 0
-
-    def open(self, fd: int, pid: int) -> None:
-        self.fd, self._pid = fd, pid
-
-    def drain(self) -> None:
-        for _ in range(16):  # a cell that floods its stderr must not hold the loop
-            try:
-                data = os.read(self.fd, 65536)
-            except BlockingIOError:
-                return
-            if not data:
-                asyncio.get_running_loop().remove_reader(self.fd)
-                return
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            self._rest = self._rest[-4096:]
-            for line in lines:
-                text = "".join(c if c.isprintable() else "?" for c in line[:1000].decode("utf-8", "replace"))
-                self._lines += 1
-                if self._lines <= _LOG_LINES:
-                    logger.warning("cell %d: %s", self._pid, text)
-                self._last = [*self._last[-2:], text]
-
-    def tail(self) -> str:
-        return ": " + " | ".join(self._last) if self._last else ""
-
-    def close(self) -> None:
-        os.close(self.fd)
