@@ -89,6 +89,11 @@ class Config:
         except ConfigError as error:  # from a __post_init__
             raise self.located(name, error) from None
 
+    def with_keys(self, name: str, keys: Mapping[str, Any]) -> Config:
+        """The same file with other values of these keys of the table `[name]`."""
+        table = self.tables.get(name, {})
+        return Config({**self.tables, name: {**table, **keys} if isinstance(table, dict) else table}, self.file, self._text)
+
     def error(self, key: str, message: str) -> ConfigError:
         """A ConfigError about `key` (dotted; list elements by number) of this file."""
         path = [int(part) if part.isdecimal() and part.isascii() else part for part in key.split(".")]

@@ -8,6 +8,8 @@ AgentfwError
 ├── Denied                 a rule says no
 ├── DestinationError       a host, address or port that the one parser refuses (also a ValueError)
 ├── ProtocolError          a peer broke HTTP/1, DNS or the TLS preface
+├── PoolError              a pool refuses or failed (pool/jobs.py)
+├── JobFailed              a job of a pool ended badly (sdk/errors.py has its kinds)
 └── UpstreamError          the outside failed
     ├── ResolveError       the name has no (permitted) address
     ├── ConnectError       no address could be connected to
