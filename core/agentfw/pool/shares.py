@@ -1,0 +1,197 @@
+"""CPU between tenants: max-min fair by weight, from what they were measured to use.
+
+`allocate()` is the arithmetic. `Shares` looks every `PERIOD` at what each tenant's cells used. While there is enough for all
+nobody is limited; when there is not, who asks for less than its part gets what it asks for, and the rest is dealt out by weight
+among those who would take more. A tenant's part is dealt out over its cells the same way, and kept by the cells (`Cell.share()`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from agentfw_vmm import CellError
+
+PERIOD = 0.2
+"""Seconds between two looks."""
+_HUNGRY = 0.85  # of its part: who uses more would take more
+_GROWTH = 1.25  # what somebody is taken to want, times what was used
+_FIRST = 0.05  # cores that anybody is taken to want at least
+_LEAST = 0.01  # cores of a cell, else its agents never end
+_BUSY = 0.1  # waiting, as a part of using and waiting: from here on somebody else has the CPU, too
+
+log = logging.getLogger("agentfw.pool")
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What somebody would use (cores; `math.inf`: all there is) and how much of it is due to them against others (> 0)."""
+
+    want: float
+    weight: float = 1.0
+
+
+def allocate(capacity: float, claims: Mapping[K, Claim]) -> dict[K, float]:
+    """Cores for each: nobody more than they want, and nobody less unless all who get more, by weight, do not.
+
+    >>> allocate(2.0, {"a": Claim(math.inf), "b": Claim(0.5), "c": Claim(math.inf, 2.0)})
+    {'b': 0.5, 'a': 0.5, 'c': 1.0}
+    """
+    given: dict[K, float] = {}
+    left = max(0.0, capacity)
+    weights = sum(claim.weight for claim in claims.values())
+    # By what a unit of weight wants: once one of them wants more than its part of what is left, so do all behind it.
+    for name, claim in sorted(claims.items(), key=lambda item: item[1].want / item[1].weight):
+        part = left * min(1.0, claim.weight / weights) if weights > 0 else left
+        given[name] = min(claim.want, part)
+        left = max(0.0, left - given[name])
+        weights -= claim.weight
+    return given
+
+
+class Limited(Hashable, Protocol):
+    """A cell, as far as this module is concerned (`agentfw_vmm.Cell`)."""
+
+    pid: int
+
+    def cpu_seconds(self) -> float: ...
+    def share(self, fraction: float | None) -> None: ...
+
+
+@dataclass
+class _Seen:
+    """What is known of a cell. `share`: what it was told last."""
+
+    used: float
+    waited: float
+    share: float | None = None
+    rate: float = 0.0
+    wait: float = 0.0
+
+
+class Shares:
+    """Deals out `capacity` cores (None: as many as this process may use). `cells` gives each tenant's weight and cells, now.
+
+    `look()` is one step, for those who have their own clock; `run()` takes one every PERIOD, until it is cancelled.
+    """
+
+    def __init__(
+        self,
+        cells: Callable[[], Mapping[str, tuple[float, Iterable[Limited]]]],
+        capacity: float | None = None,
+        waited: Callable[[int], float] | None = None,
+    ) -> None:
+        self.capacity = capacity or float(len(os.sched_getaffinity(0)))
+        self.parts: dict[str, float] = {}
+        """Cores of each tenant that is limited now."""
+        self._capacity = self.capacity
+        self._cells = cells
+        self._waited = waited or waited_seconds
+        self._seen: dict[Limited, _Seen] = {}
+        self._at: float | None = None
+
+    async def run(self) -> None:
+        while True:
+            try:
+                self.look(time.monotonic())
+            except Exception:  # without it tenants are not limited as they should be, but go on
+                log.exception("CPU shares could not be dealt out")
+            await asyncio.sleep(PERIOD)
+
+    def look(self, now: float) -> None:
+        """Measure since the last look, and limit whom there is to limit. `now`: seconds on a clock that does not jump."""
+        tenants = {name: (weight, list(cells)) for name, (weight, cells) in self._cells().items()}
+        seconds = now - self._at if self._at is not None else 0.0
+        self._at = now
+        present = {cell for _, cells in tenants.values() for cell in cells}
+        for gone in self._seen.keys() - present:
+            del self._seen[gone]
+        used, waited = self._measure(present, seconds)
+        if seconds <= 0:
+            return
+        wants = {name: _sum(self._want(cell) for cell in cells) for name, (_, cells) in tenants.items()}
+        capacity = self._there_is(used, waited / (used + waited) if waited else 0.0)
+        if len(tenants) < 2 or sum(wants.values()) <= capacity:
+            self.parts = {}
+            for cell in present:
+                self._tell(cell, None)
+            return
+        claims = {name: Claim(wants[name], weight) for name, (weight, _) in tenants.items()}
+        fair = allocate(
+            capacity, {name: Claim(math.inf, weight) for name, (weight, _) in tenants.items() if wants[name] > _FIRST}
+        )
+        self.parts = allocate(capacity, claims)
+        for name, part in self.parts.items():
+            # Who uses less than its due may have it at once when it needs it, not only after the next look.
+            self._deal(max(part, fair.get(name, min(fair.values(), default=capacity))), tenants[name][1])
+
+    def _there_is(self, used: float, waiting: float) -> float:
+        """Cores for all. Others use this machine, too, and our own workers do: while cells wait although they may run there is
+        little more than what they got, and once they do not it is tried again whether there is."""
+        if waiting > _BUSY:
+            self._capacity = min(self._capacity, max(0.1, used * 1.1))
+        elif waiting < _BUSY / 4:
+            self._capacity = min(self.capacity, self._capacity * 1.1)
+        return self._capacity
+
+    def _measure(self, cells: Iterable[Limited], seconds: float) -> tuple[float, float]:
+        """-> cores used, and threads that wanted to run and could not, on average"""
+        used = waited = 0.0
+        for cell in cells:
+            total = cell.cpu_seconds()
+            seen = self._seen.get(cell)
+            if seen is None:
+                self._seen[cell] = _Seen(total, self._waited(cell.pid))
+                continue
+            rate = max(0.0, total - seen.used) / seconds if seconds > 0 else 0.0
+            seen.used, seen.rate = total, rate
+            used += rate
+            seen.wait = 0.0
+            if rate > 0.005 and seconds > 0:  # looking costs
+                wait = self._waited(cell.pid)
+                seen.wait = max(0.0, wait - seen.waited) / seconds
+                seen.waited = wait
+                waited += seen.wait
+        return used, waited
+
+    def _want(self, cell: Limited) -> float:
+        seen = self._seen[cell]
+        if seen.share is not None and seen.rate > _HUNGRY * seen.share:
+            return math.inf
+        return max(seen.rate * _GROWTH, seen.rate + seen.wait) if seen.rate > 0.001 else 0.0
+
+    def _deal(self, part: float, cells: list[Limited]) -> None:
+        given = allocate(part, {cell: Claim(max(_FIRST, self._want(cell))) for cell in cells})
+        spare = max(0.0, part - sum(given.values())) / len(cells) if cells else 0.0
+        for cell in cells:
+            self._tell(cell, max(_LEAST, given[cell] + spare))
+
+    def _tell(self, cell: Limited, share: float | None) -> None:
+        seen = self._seen[cell]
+        old = seen.share
+        if old is not share if old is None or share is None else abs(share - old) >= 0.02 * old:
+            with contextlib.suppress(CellError):  # it has just ended
+                cell.share(share)
+            seen.share = share
+
+
+def _sum(wants: Iterable[float]) -> float:
+    return sum(wants, 0.0)
+
+
+def waited_seconds(pid: int) -> float:
+    """Seconds that the threads of a process were ready to run and another had the CPU; 0.0 where the kernel does not count it."""
+    total = 0
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            total += int((task / "schedstat").read_text().split()[1])
+    return total / 1e9
