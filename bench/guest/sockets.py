@@ -1,6 +1,6 @@
 """Plain TCP each way, and WebSocket messages there and back, against the servers of bench/native.py. Prints one JSON document.
 
-    python sockets.py HOST SOURCE_PORT SINK_PORT WS_PORT MEGABYTES MESSAGES
+python sockets.py HOST SOURCE_PORT SINK_PORT WS_PORT MEGABYTES MESSAGES
 """
 
 import json

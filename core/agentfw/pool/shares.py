@@ -26,7 +26,7 @@ _HUNGRY = 0.85  # of its part: who uses more would take more
 _GROWTH = 1.25  # what somebody is taken to want, times what was used
 _FIRST = 0.05  # cores that anybody is taken to want at least
 _LEAST = 0.01  # cores of a cell, else its agents never end
-_BUSY = 0.1  # waiting, as a part of using and waiting: from here on somebody else has the CPU, too
+_BUSY = 0.1  # waiting, as a part of using and waiting: from here on it would have used more
 
 log = logging.getLogger("agentfw.pool")
 K = TypeVar("K", bound=Hashable)
@@ -94,6 +94,7 @@ class Shares:
         self.parts: dict[str, float] = {}
         """Cores of each tenant that is limited now."""
         self._capacity = self.capacity
+        self._short: dict[str, float] = {}  # of `parts`, those who would take more
         self._cells = cells
         self._waited = waited or waited_seconds
         self._seen: dict[Limited, _Seen] = {}
@@ -115,13 +116,13 @@ class Shares:
         present = {cell for _, cells in tenants.values() for cell in cells}
         for gone in self._seen.keys() - present:
             del self._seen[gone]
-        used, waited = self._measure(present, seconds)
+        self._measure(present, seconds)
         if seconds <= 0:
             return
         wants = {name: _sum(self._want(cell) for cell in cells) for name, (_, cells) in tenants.items()}
-        capacity = self._there_is(used, waited / (used + waited) if waited else 0.0)
+        capacity = self._there_is(tenants)
         if len(tenants) < 2 or sum(wants.values()) <= capacity:
-            self.parts = {}
+            self.parts = self._short = {}
             for cell in present:
                 self._tell(cell, None)
             return
@@ -130,22 +131,28 @@ class Shares:
             capacity, {name: Claim(math.inf, weight) for name, (weight, _) in tenants.items() if wants[name] > _FIRST}
         )
         self.parts = allocate(capacity, claims)
+        self._short = {name: part for name, part in self.parts.items() if 0 < part < wants[name]}
         for name, part in self.parts.items():
             # Who uses less than its due may have it at once when it needs it, not only after the next look.
             self._deal(max(part, fair.get(name, min(fair.values(), default=capacity))), tenants[name][1])
 
-    def _there_is(self, used: float, waiting: float) -> float:
-        """Cores for all. Others use this machine, too, and our own workers do: while cells wait although they may run there is
-        little more than what they got, and once they do not it is tried again whether there is."""
-        if waiting > _BUSY:
-            self._capacity = min(self._capacity, max(0.1, used * 1.1))
-        elif waiting < _BUSY / 4:
-            self._capacity = min(self.capacity, self._capacity * 1.1)
+    def _there_is(self, tenants: Mapping[str, tuple[float, list[Limited]]]) -> float:
+        """Cores for all. Others use this machine, too, and our own workers do. That matters once somebody waits for the CPU and
+        does not get its part while others get theirs: then all parts shrink until it does, and grow again when it has."""
+        got = {}
+        for name, part in self._short.items():
+            cells = [self._seen[cell] for cell in tenants.get(name, (0.0, []))[1]]
+            rate, wait = _sum(seen.rate for seen in cells), _sum(seen.wait for seen in cells)
+            if rate > _HUNGRY * part or wait > _BUSY * (rate + wait):
+                got[name] = rate / part
+        least = min(got.values(), default=1.0)
+        if least < _HUNGRY and max(got.values()) > 1.1 * least:
+            self._capacity = max(0.1, self._capacity * max(0.7, least * 1.05))
+        elif least >= _HUNGRY:
+            self._capacity = min(self.capacity, self._capacity * 1.05)
         return self._capacity
 
-    def _measure(self, cells: Iterable[Limited], seconds: float) -> tuple[float, float]:
-        """-> cores used, and threads that wanted to run and could not, on average"""
-        used = waited = 0.0
+    def _measure(self, cells: Iterable[Limited], seconds: float) -> None:
         for cell in cells:
             total = cell.cpu_seconds()
             seen = self._seen.get(cell)
@@ -154,14 +161,11 @@ class Shares:
                 continue
             rate = max(0.0, total - seen.used) / seconds if seconds > 0 else 0.0
             seen.used, seen.rate = total, rate
-            used += rate
             seen.wait = 0.0
             if rate > 0.005 and seconds > 0:  # looking costs
                 wait = self._waited(cell.pid)
                 seen.wait = max(0.0, wait - seen.waited) / seconds
                 seen.waited = wait
-                waited += seen.wait
-        return used, waited
 
     def _want(self, cell: Limited) -> float:
         seen = self._seen[cell]
