@@ -25,7 +25,8 @@ from typing import Any
 import common
 import uvloop
 from agentfw.config import Config
-from agentfw.fleet import CELL_VMS, Fleet, Job, Streams, _frame, default_environment
+from agentfw.dispatch import Job, default_environment, read_frame
+from agentfw.fleet import CELL_VMS, Fleet, Streams
 from agentfw.guestfs import add_program, base_view, find_interpreter
 from agentfw.plugins import load_plugins
 from agentfw.runtime import Runtime
@@ -140,7 +141,7 @@ async def warm(folder: Path, agents: int, at_once: int) -> None:
                 stream = cell.stream(number % CELL_VMS, 3)
                 try:
                     async with asyncio.timeout(20):
-                        frame = await _frame(stream)
+                        frame = await read_frame(stream)
                 except (TimeoutError, EOFError):
                     raise SystemExit(f"error: VM {number} did not say that it is warm") from None
                 if "warm" not in frame:
