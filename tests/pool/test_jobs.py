@@ -28,6 +28,7 @@ from agentfw.pool.jobs import MAX_FILES, MAX_PAYLOAD, Job, JobResult, PoolError
         Job(mode="code", target="pass", files={"": b""}),
         Job(mode="code", target="pass", files={"x" * 256: b""}),
         Job(mode="code", target="pass", files={"\0": b""}),
+        Job(mode="code", target="pass", files={"a/b/c": b"", "a": b""}),
         Job(mode="code", target="pass", files={str(number): b"" for number in range(MAX_FILES + 1)}),
         Job(mode="code", target="pass", files={"x": bytes(MAX_PAYLOAD)}),
         Job(mode="code", target="pass", labels={"policy": "open"}),

@@ -14,7 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from . import _lib, report, sites, trace
 from ._lib import CELL_PROGRAM, FLOW_FIRST, QUEUE, RING, CommandStruct, Worker, lib, take, view
@@ -103,6 +103,7 @@ class Cell:
         self._retry: asyncio.TimerHandle | None = None
         self._closing = False
         self._failed: str | None = None
+        self._killed = False  # by us
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -233,6 +234,7 @@ class Cell:
 
     def _kill(self) -> None:
         if not self._gone.done() and self._pidfd >= 0:
+            self._killed = True
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _died(self) -> None:
@@ -386,6 +388,15 @@ class Cell:
 
     def statistics(self, vm: int) -> VmStatistics:
         return report.statistics(self._shared(vm))
+
+    @property
+    def lost(self) -> Literal["", "killed", "broken"]:
+        """How the process was lost, if it was: "killed": somebody else sent it SIGKILL (the kernel when memory is short, an
+        operator); "broken": it crashed, or broke its protocol or the jail's rules, for which a guest may be the reason."""
+        if self._failed is None:
+            return ""
+        died = self._process is not None and self._process.returncode == -signal.SIGKILL
+        return "killed" if died and not self._killed else "broken"
 
     @property
     def jail(self) -> int:

@@ -90,20 +90,30 @@ import warnings
 import weakref
 import zoneinfo
 
-FRAME_MAX = 1 << 24
+FRAME_MAX = 1 << 29
+"""Bytes of the job; its code and arguments are in it, each character in up to six bytes."""
 
 
 # ---- the job stream
 
 
+def _some(descriptor: int, size: int) -> bytes:
+    part = os.read(descriptor, min(size, 1 << 16))
+    if not part:
+        os._exit(125)  # the worker changed its mind: nobody waits for this VM
+    return part
+
+
 def _exactly(descriptor: int, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        part = os.read(descriptor, size - len(data))
-        if not part:
-            os._exit(125)  # the worker changed its mind: nobody waits for this VM
-        data += part
-    return data
+    data = _some(descriptor, size)
+    if len(data) == size:
+        return data
+    parts = [data]
+    size -= len(data)
+    while size:
+        parts.append(_some(descriptor, size))
+        size -= len(parts[-1])
+    return b"".join(parts)
 
 
 def _receive(descriptor: int) -> dict[str, typing.Any]:
@@ -149,6 +159,29 @@ def _adopt(job: dict[str, typing.Any]) -> None:
     except OSError as error:
         print(f"agentfw: the working directory cannot be entered: {error}", file=sys.stderr)
         _leave(125)
+
+
+def _lay(descriptor: int, files: list[tuple[str, int]]) -> None:
+    """The job's files, whose contents follow it on the stream, into the working directory."""
+    made = set()
+    for path, size in files:
+        above, _, name = path.rpartition("/")
+        try:
+            if not name or "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
+                raise ValueError("it is no relative path")
+            if above and above not in made:
+                os.makedirs(above, exist_ok=True)
+                made.add(above)
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            while size:
+                part = _some(descriptor, size)
+                size -= len(part)
+                while part:
+                    part = part[os.write(file, part) :]
+            os.close(file)
+        except (OSError, ValueError) as error:
+            print(f"agentfw: the job's file {path!r} cannot be laid: {error}", file=sys.stderr)
+            _leave(125)
 
 
 def _new_main() -> types.ModuleType:
@@ -426,6 +459,8 @@ def main() -> typing.NoReturn:
     _send(descriptor, {"warm": os.getpid()})
     job = _receive(descriptor)
     _adopt(job)
+    if "files" in job:
+        _lay(descriptor, job["files"])
     program = _prepare(job)
     _send(descriptor, {"ready": job["ack"], "pid": os.getpid()})
     os.close(descriptor)

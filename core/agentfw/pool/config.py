@@ -97,7 +97,7 @@ class PoolConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
         if self.idle > self.size:
             raise ConfigError("idle", f"{self.idle} idle VMs in a pool of {self.size}")
         if self.listen is not None and self.token_file is None:
-            raise ConfigError("listen", "TCP needs a token", hint="name a file with one: `token_file = \"pool.token\"`")
+            raise ConfigError("listen", "TCP needs a token", hint='name a file with one: `token_file = "pool.token"`')
 
     def beside(self, directory: Path) -> PoolConfig:
         """Relative paths begin at the file's directory."""

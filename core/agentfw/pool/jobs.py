@@ -100,6 +100,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             strange = any(part in ("", ".", "..") or len(part.encode()) > 255 for part in parts)
             if strange or "\0" in path or len(path.encode()) > 1024:
                 raise PoolError("bad_job", f"bad path of a file: {path!r}: relative ones without `.` and `..` only")
+        for path in self.files:
+            above, slash, _ = path.rpartition("/")
+            while slash:
+                if above in self.files:
+                    raise PoolError("bad_job", f"{above!r} cannot be a file and the directory of {path!r}")
+                above, slash, _ = above.rpartition("/")
         text = (self.target, *self.args, *self.env, *self.env.values())
         size = len(self.stdin) + sum(map(len, self.files.values())) + sum(len(each.encode()) for each in text)
         if size > MAX_PAYLOAD:

@@ -1,0 +1,384 @@
+"""Warm VMs, and jobs that run in them: what a worker process of a pool does, and a whole pool that is embedded in a program.
+
+    engine = Engine(runtime, pool, run, size=64, idle=16)
+    await engine.start()
+    result = await engine.run(job, "17", events, None)
+    await engine.close()
+
+All of it belongs to the runtime's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import math
+import os
+from collections.abc import AsyncIterator, Awaitable
+
+import msgspec
+from agentfw_vmm import Cell, CellHandler
+
+from ..agents import Agent, ExitReport
+from ..config import RunConfig
+from ..dispatch import default_environment
+from ..errors import AgentfwError
+from ..runtime import Runtime
+from ..serving import Serving
+from ..sizes import parse_size
+from ..snapshots import Progress, SnapshotStore, cell_config
+from . import pressure
+from .cells import CellLike, StartCell
+from .config import PoolConfig, TenantConfig
+from .groups import Group, GroupKey, Trouble
+from .jobs import DEFAULT_TEMPLATE, DEFAULT_TENANT, Isolation, Job, JobResult, Limits, PoolError
+from .runs import JobEvents, Run, Surroundings
+from .shares import Shares
+from .stock import Stock
+from .templates import Prepared, Templates
+
+TICK_SECONDS = 1.0
+CLOSE_SECONDS = 5.0
+"""For runs whose output nobody takes, before they are cut off."""
+RUNNERS = 4
+TRIM_PART = 0.25
+"""Of the idle VMs that go each second in which memory is short ..."""
+TRIM_LEAST = 8
+"""... at least so many."""
+SUSPECTS = 1000
+
+log = logging.getLogger("agentfw.pool")
+
+
+class EngineCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """`idle`: VMs that wait for a job; `warming`: being made; `waiting`: jobs without a VM; `memory`: bytes that the cells have
+    for themselves, as of the last second; `counters`: since the start, by name."""
+
+    running: int
+    idle: int
+    warming: int
+    waiting: int
+    cells: int
+    memory: int
+    counters: dict[str, int]
+
+
+class Engine:
+    """`size`: VMs at once; `idle`: kept warm. `pool` is the whole pool's: of its sizes this engine has `size / pool.size`."""
+
+    def __init__(
+        self, runtime: Runtime, pool: PoolConfig, run: RunConfig, *, size: int, idle: int, store: SnapshotStore | None = None
+    ) -> None:
+        self.runtime = runtime
+        self._pool = pool
+        self._part = size / pool.size
+        self._templates = Templates(runtime, store or SnapshotStore(), pool, run)
+        self._cpus = len(os.sched_getaffinity(0))
+        self._stock = Stock(
+            size,
+            self._start_cell,
+            terms=self._terms,
+            runners=self._runners,
+            recycle=pool.recycle,
+            spoiled=lambda group: self._templates.spoiled(group.key.template),
+        )
+        self._stock.idle_most = idle
+        self._serving = Serving(runtime)
+        self._around = Surroundings(runtime, self._serving, self._stock)
+        self._runs: dict[str, Run] = {}
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._numbers = itertools.count(1)
+        self._suspects: dict[str, None] = {}
+        """Jobs that ran in a cell that broke: again, they get a cell of their own."""
+        self._draining = False
+        self._closed = False
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self._house: list[asyncio.Task[None]] = []
+        self._memory = 0
+        self._shares = Shares(self._by_tenant, self._cpus * self._part)
+
+    # -- life
+
+    async def start(self, progress: Progress | None = None) -> None:
+        """Make or find the templates of [pool], and the VMs that shall wait. PoolError "unavailable": the default template or its
+        VMs cannot be made; what is wrong with other templates is in the log, and in the answer to their jobs."""
+        if progress is not None:
+            self._templates.progress = progress
+        self._house = [self.runtime.loop.create_task(body) for body in (self._tick_always(), self._shares.run())]
+        try:
+            for name in sorted({DEFAULT_TEMPLATE, *self._pool.templates}, key=lambda name: name != DEFAULT_TEMPLATE):
+                try:
+                    prepared = await self._templates.get(name)
+                except AgentfwError as error:
+                    if name == DEFAULT_TEMPLATE:
+                        raise _unavailable(error) from None
+                    continue
+                self._aim(prepared)
+            self._stock.soon()
+            await self._warmed()
+        except BaseException:
+            await self.close()
+            raise
+
+    def _aim(self, prepared: Prepared) -> None:
+        """The group that shall have VMs of this template wait."""
+        table = self._pool.template(prepared.name)
+        if table is None:
+            return
+        if table.idle is not None:
+            target = math.ceil(table.idle * self._part)
+        else:
+            target = self._stock.idle_most if prepared.name == DEFAULT_TEMPLATE else 0
+        key = GroupKey(DEFAULT_TENANT, prepared, self._pool.isolation)
+        if target or key in self._stock.groups:
+            self._stock.group(key).target = min(target, self._stock.size)
+
+    async def _warmed(self) -> None:
+        """Until all that shall wait do, or cannot be made."""
+        while True:
+            groups = [group for group in self._stock.groups.values() if group.target]
+            for group in groups:
+                if group.trouble is not None and not group.count["idle"] and not group.coming:
+                    if group.key.template.name == DEFAULT_TEMPLATE:
+                        raise PoolError("unavailable", str(group.trouble), group.trouble.hint)
+                    groups.remove(group)
+            full = self._stock.room() <= 0 and not self._stock.count["warming"]
+            if full or self._stock.tight or all(group.count["idle"] >= group.target for group in groups):
+                return
+            await asyncio.sleep(0.005)
+
+    async def drain(self) -> None:
+        """Take no more jobs; returns when the last has ended."""
+        self._draining = True
+        await self._quiet.wait()
+
+    async def close(self) -> None:
+        """Kill what runs, end the cells, wait for the last network bytes. Idempotent."""
+        self._draining = self._closed = True
+        for run in list(self._runs.values()):
+            run.end("killed", "the pool was closed")
+        for task in self._house:
+            task.cancel()
+        await asyncio.gather(*self._house, return_exceptions=True)
+        await self._stock.close()
+        await self._templates.close()
+        mine = asyncio.current_task()
+        left = [task for task in self._tasks if task is not mine]
+        if left:
+            await asyncio.wait(left, timeout=CLOSE_SECONDS)
+            for each in left:
+                each.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+        await self._serving.close()
+
+    # -- jobs
+
+    async def run(self, job: Job, job_id: str, events: JobEvents, stdin: AsyncIterator[bytes] | None) -> JobResult:
+        """Run `job` to its end; all its output has been taken when this returns. Never raises for what the agent does.
+
+        `stdin`: what follows `job.stdin`; None: its end does. PoolError: "draining", "bad_job", "worker_lost" (its cell died, and
+        it need not be the reason: it may be run again). What `events.output` raises ends the job and is raised.
+        """
+        if self._draining:
+            raise PoolError("draining", "the pool takes no more jobs")
+        job.check()
+        if job_id in self._runs:
+            raise PoolError("bad_job", f"a job `{job_id}` is running")
+        if self._pool.template(job.template) is None:
+            await self._templates.get(job.template)  # says which there are
+        agent = Agent(f"{job_id}-{next(self._numbers)}", _name(job.name or job_id), _labels(job))
+        run = self._runs[job_id] = Run(self._around, agent, job, self._limits(job), events)
+        self._quiet.clear()
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            return await self._perform(run, job, job_id, stdin)
+        except PoolError as error:
+            if error.code == "worker_lost":
+                self._suspect(job_id)
+            raise
+        finally:
+            run.dropped()
+            self._tasks.discard(task)
+            del self._runs[job_id]
+            if not self._runs:
+                self._quiet.set()
+
+    async def _perform(self, run: Run, job: Job, job_id: str, stdin: AsyncIterator[bytes] | None) -> JobResult:
+        try:
+            await self.runtime.admit(run.agent)
+        except AgentfwError as error:
+            self.runtime.note(run.agent, None, error)
+            return run.over(ExitReport("internal", text=str(error)))
+        isolation: Isolation = job.isolation or self._pool.isolation
+        if job_id in self._suspects:
+            isolation = "process"
+        again = 1
+        while True:
+            try:
+                template = self._templates.peek(job.template) or await self._templates.get(job.template)
+                environment = {**default_environment(), **template.environment, **job.env}
+                return await run.perform(GroupKey(job.tenant, template, isolation), environment, stdin)
+            except PoolError:
+                raise
+            except Trouble as error:
+                if error.spoiled and again:
+                    again -= 1
+                    continue
+                text = str(error)
+                return run.over(ExitReport("internal", text=f"{text} ({error.hint})" if error.hint else text))
+            except AgentfwError as error:
+                hint = getattr(error, "hint", "")
+                text = f"template `{job.template}`: {error}"
+                return run.over(ExitReport("internal", text=f"{text} ({hint})" if hint else text))
+
+    def _suspect(self, job_id: str) -> None:
+        self._suspects[job_id] = None
+        if len(self._suspects) > SUSPECTS:
+            del self._suspects[next(iter(self._suspects))]
+
+    def _limits(self, job: Job) -> Limits:
+        """What it asks for, the pool's as maxima."""
+        most, own = self._pool.limits, job.limits
+        return Limits(
+            seconds=_least(own.seconds, most.seconds),
+            cpu_seconds=_least(own.cpu_seconds, most.cpu_seconds),
+            cpu=_least(own.cpu, most.cpu),
+            output=most.output if own.output is None else min(own.output, most.output),
+        )
+
+    def signal(self, job_id: str, number: int) -> None:
+        """A signal (1..64) to a job's process; 9 kills, also one that waits for a VM. Nothing if it is not here."""
+        if not 1 <= number <= 64:
+            raise PoolError("bad_job", f"there is no signal {number}")
+        run = self._runs.get(job_id)
+        if run is not None:
+            run.signal(number)
+
+    # -- what there is
+
+    def counts(self) -> EngineCounts:
+        stock = self._stock
+        return EngineCounts(
+            running=stock.count["running"],
+            idle=stock.count["idle"],
+            warming=stock.count["warming"],
+            waiting=len(stock.queue),
+            cells=stock.cells,
+            memory=self._memory,
+            counters=dict(stock.counted),
+        )
+
+    async def trim(self, vms: int) -> int:
+        """Give up to so many idle VMs back to the host; -> how many it were. For a while only jobs get new ones."""
+        return self._stock.trim(vms)
+
+    def reload(self, pool: PoolConfig, run: RunConfig) -> None:
+        """Go on with another configuration: it counts for the next VMs and jobs. Running jobs are left alone."""
+        self._pool = pool
+        changed = self._templates.configure(pool, run)
+        self._stock.recycle = pool.recycle
+        self._stock.idle_most = math.ceil(pool.idle * self._part)
+        self._stock.resize(max(1, round(pool.size * self._part)))
+        for group in list(self._stock.groups.values()):
+            if group.key.template.name in changed:
+                self._stock.retire(group)
+            elif not group.retired:
+                group.target = 0
+        task = self.runtime.loop.create_task(self._aim_all())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _aim_all(self) -> None:
+        for name in sorted({DEFAULT_TEMPLATE, *self._pool.templates}):
+            with contextlib.suppress(AgentfwError):  # it is in the log, and its jobs are told
+                self._aim(await self._templates.get(name))
+                self._stock.soon()
+
+    # -- cells
+
+    def _runners(self, vms: int) -> int:
+        """Threads of a cell: as many as there are cores for it when the pool is full."""
+        cells = math.ceil(self._stock.size / max(1, vms) / self._part)
+        return max(1, min(RUNNERS, self._cpus // cells))
+
+    def _terms(self, tenant: str) -> tuple[float, int | None]:
+        found = self._pool.tenants.get(tenant) or TenantConfig()
+        running = found.running
+        return found.share, None if running is None else max(1, math.ceil(running * self._part))
+
+    def _start_cell(self, group: Group) -> StartCell:
+        prepared, recycle = group.key.template, self._stock.recycle
+
+        def start(handler: CellHandler, vms: int) -> Awaitable[CellLike]:
+            config = cell_config(
+                prepared.template,
+                vms=vms,
+                runners=min(self._runners(vms), vms),
+                snapshot_in=prepared.snapshot,
+                hot_in=self._templates.hot(prepared),
+                key=prepared.key,
+                recycle=recycle,
+                **prepared.trust,
+            )
+            return Cell.start(config, handler)
+
+        return start
+
+    # -- each second
+
+    async def _tick_always(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            try:
+                self._stock.tick()
+                self._look_at_memory()
+            except Exception:
+                log.exception("the pool's house-keeping failed")
+
+    def _look_at_memory(self) -> None:
+        pids = [cell.pid for group in self._stock.groups.values() for cell in group.cells if cell.pid]
+        self._memory = pressure.used(pids)
+        limit = parse_size(self._pool.memory) if self._pool.memory else None
+        own = pressure.of_limit(self._memory, None if limit is None else int(limit * self._part))
+        level = pressure.worse(own, pressure.host())
+        if level != "fine":
+            idle = self._stock.count["idle"]
+            given = self._stock.trim(max(TRIM_LEAST, math.ceil(idle * TRIM_PART)))
+            if not self._stock.tight or given:
+                log.warning("memory is short: %d of %d idle VMs are given up", given, idle)
+        self._stock.tight = level != "fine"
+        self._stock.exhausted = level == "exhausted" and not self._stock.count["idle"]
+
+    def _by_tenant(self) -> dict[str, tuple[float, list[CellLike]]]:
+        """For `Shares`."""
+        found: dict[str, tuple[float, list[CellLike]]] = {}
+        for group in self._stock.groups.values():
+            tenant = group.key.tenant
+            entry = found.setdefault(tenant, (self._terms(tenant)[0], []))
+            entry[1].extend(cell.native for cell in group.cells if cell.up)
+        return found
+
+
+def _unavailable(error: AgentfwError) -> PoolError:
+    return error if isinstance(error, PoolError) else PoolError("unavailable", str(error), getattr(error, "hint", ""))
+
+
+def _least(one: float | None, other: float | None) -> float | None:
+    return min((each for each in (one, other) if each is not None), default=None)
+
+
+def _name(text: str) -> str:
+    """As an agent may be called."""
+    return text.encode("utf-8", "replace")[:128].decode("utf-8", "ignore")
+
+
+def _labels(job: Job) -> dict[str, str]:
+    return {**job.labels, "tenant": job.tenant, **({"policy": job.policy} if job.policy else {})}
+
+
+__all__ = ["Engine", "EngineCounts", "JobEvents"]
