@@ -25,13 +25,13 @@ from typing import Any
 import common
 import uvloop
 from agentfw.config import Config
-from agentfw.dispatch import Job, default_environment, read_frame
-from agentfw.fleet import CELL_VMS, Fleet, Streams
+from agentfw.dispatch import Job, default_environment
+from agentfw.fleet import Fleet, Streams
 from agentfw.guestfs import add_program, base_view, find_interpreter
 from agentfw.plugins import load_plugins
 from agentfw.runtime import Runtime
 from agentfw.snapshots import Template
-from fleet import machine
+from fleet import cells
 
 
 class Collect:
@@ -120,53 +120,15 @@ async def density(folder: Path, agents: int) -> None:
 
 
 async def warm(folder: Path, agents: int, at_once: int) -> None:
-    script = folder / "nothing.py"
-    script.write_text("")
-    group, job = fleet(script, 1)
-    async with group:
-        await group.run(job, Streams(Collect(), Collect()))
-    cells = 0
-    group = fleet(script, agents)[0]
-    before, begun = common.mem_available(), machine.cpu()
-    spent: list[float] = []
-    async with group:
-        cells = len(group._hosts)
-        started, free = machine.cpu(), common.mem_available()
-        turns = asyncio.Semaphore(at_once)
-
-        async def one(number: int) -> None:
-            async with turns:
-                cell = group._hosts[number // CELL_VMS].cell
-                cell.restore(number % CELL_VMS, 1000 + number)
-                stream = cell.stream(number % CELL_VMS, 3)
-                try:
-                    async with asyncio.timeout(20):
-                        frame = await read_frame(stream)
-                except (TimeoutError, EOFError):
-                    raise SystemExit(f"error: VM {number} did not say that it is warm") from None
-                if "warm" not in frame:
-                    raise SystemExit(f"error: VM {number} said {frame}")
-                if number % max(1, agents // 10) == 0:
-                    spent.append(machine.cpu().ours)
-
-        at = time.monotonic()
-        await asyncio.gather(*(one(number) for number in range(agents)))
-        seconds = time.monotonic() - at
-        took = machine.cpu() - started
-        await asyncio.sleep(1)
-        used = free - common.mem_available()
-        with_cells = before - common.mem_available()
-    each = 1e3 / agents
-    print(f"{cells} cells started: {(started - begun).ours / cells * 1e3:.1f} core-ms each")
+    found = await cells.warm(folder, agents, at_once)
+    print(f"{found.cells} cells started: {found.cell_ms:.1f} core-ms each")
     print(
-        f"{agents} VMs warm in {seconds:.2f} s, {at_once} at a time: {took.ours * each:.2f} core-ms each (must: <= 1.5); "
-        f"of all that the machine did {took.machine * each:.2f}"
+        f"{agents} VMs warm in {found.seconds:.2f} s, {at_once} at a time: {found.each:.2f} core-ms each (must: <= 1.5); "
+        f"of all that the machine did {found.machine_each:.2f}"
     )
-    tenth = agents // 10
-    if len(spent) > 9 and tenth:
-        first, late = ((spent[at + 1] - spent[at]) / tenth * 1e3 for at in (0, 8))
-        print(f"the ninth tenth {late:.2f} core-ms each, the first {first:.2f}")
-    mega = f"{used / agents / 1e6:.2f} MB, with the cells' own {with_cells / agents / 1e6:.2f}"
+    if len(found.tenths) == 10:
+        print(f"the last tenth {found.tenths[-1]:.2f} core-ms each, the first {found.tenths[0]:.2f}")
+    mega = f"{found.memory / 1e6:.2f} MB, with the cells' own {found.memory_all / 1e6:.2f}"
     print(f"memory a VM by MemAvailable: {mega}  (must: <= 1)")
 
 
