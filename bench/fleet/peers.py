@@ -115,7 +115,7 @@ class Forker:
     @contextlib.asynccontextmanager
     async def started(cls) -> AsyncIterator[Forker]:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, str(Path(__file__).with_name("fork_server.py")), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            sys.executable, "-P", str(Path(__file__).with_name("fork_server.py")), stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         try:
             assert process.stdout is not None
