@@ -22,6 +22,7 @@ from agentfw import Destination, Headers, RequestHead, hookspecs
 from agentfw.config import RunConfig, load_config
 from agentfw.plugins import load_plugins
 from agentfw.plugins.limits import PluginsConfig
+from agentfw.pool.config import LimitsConfig, PoolConfig, TemplateConfig, TenantConfig
 from agentfw.testing import make_agent
 
 from .support import async_test, running
@@ -53,6 +54,10 @@ def test_no_other_hook_is_documented() -> None:
     ("table", "kind"),
     [
         ("run", RunConfig),
+        ("pool", PoolConfig),
+        ("pool.templates.NAME", TemplateConfig),
+        ("pool.tenants.NAME", TenantConfig),
+        ("pool.limits", LimitsConfig),
         ("plugins", PluginsConfig),
         ("policy", agentfw_policy.Config),
         ("[policy.rule]", agentfw_policy.RuleConfig),
