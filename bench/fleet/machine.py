@@ -100,3 +100,14 @@ def proportional(pids: list[int]) -> int:
         except OSError:
             continue
     return total
+
+
+def anonymous(pid: int) -> int:
+    """Bytes of private pages of a process."""
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Anonymous:"):
+                return int(line.split()[1]) * 1024
+    except OSError as error:
+        raise SystemExit(f"error: process {pid}: {error}") from None
+    return 0

@@ -1,0 +1,206 @@
+"""What a warm VM costs: to make, to keep, and to use.
+
+    python bench/warm.py [--agents 256] [--at-once 16] [--jobs 40] [--json]
+
+VMs are restored until each says that it waits for its job (cells alone, no plugins; 64 VMs a cell): CPU time of this process and
+all cells a VM, the last 64 beside the first; MemAvailable a VM, so that all of the kernel's memory is counted; private pages of
+guest memory a VM. Must: 1.5 core-ms, 1 MB.
+Then jobs into them, one after the other: from the worker's first step to the first bytes that the script prints, wall and CPU
+time of all processes, beside fork() of a Python that has imported the same modules and runs the same script in the child.
+Must: faster than the fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import common
+import uvloop
+from agentfw.agents import Agent
+from agentfw.dispatch import Job, default_environment, hand_over, read_frame
+from agentfw.guestfs import add_program, base_view, find_interpreter
+from agentfw.lives import Host, Life
+from agentfw.rehearsal import rehearse
+from agentfw.snapshots import SnapshotStore, Template, cell_config
+from agentfw_vmm import Cell
+from fleet import machine
+
+CELL_VMS = 64
+SCRIPT = "import sys\nprint('first', flush=True)\nsys.stdin.read()\n"
+HERE = Path(__file__).parent
+
+
+class Vms:
+    """`count` VMs of cells of 64, by number."""
+
+    def __init__(self, template: Template, count: int) -> None:
+        self.template = template
+        self.count = count
+        self.cells: list[Cell] = []
+        self.pages: list[int] = []
+
+    async def start(self, store: SnapshotStore, runners: int) -> None:
+        snapshot, key = await store.get(self.template, lambda what, seconds: contextlib.nullcontext())
+        await rehearse(store, self.template, snapshot, key)
+        hot = store.hot_path(key)
+        for first in range(0, self.count, CELL_VMS):
+            vms = min(CELL_VMS, self.count - first)
+            host = Host(None)
+            config = cell_config(
+                self.template, vms=vms, runners=runners, snapshot_in=snapshot, hot_in=hot if hot.exists() else None, key=key
+            )
+            host.cell = await Cell.start(config, host)
+            for vm in range(vms):
+                host.lives[vm] = Life(Agent(str(first + vm), str(first + vm)), host, vm)
+            self.cells.append(host.cell)
+
+    def at(self, number: int) -> tuple[Cell, int]:
+        return self.cells[number // CELL_VMS], number % CELL_VMS
+
+    async def warm(self, number: int) -> None:
+        cell, vm = self.at(number)
+        cell.restore(vm, 1000 + number)
+        async with asyncio.timeout(60):
+            frame = await read_frame(cell.stream(vm, 3))
+        if "warm" not in frame:
+            raise SystemExit(f"error: VM {number} said {frame}")
+
+    def private_pages(self) -> int:
+        """Anonymous pages of all cells, by the kernel's count."""
+        return sum(machine.anonymous(cell.pid) for cell in self.cells) // 4096
+
+    async def close(self) -> None:
+        await asyncio.gather(*(cell.close() for cell in self.cells))
+
+
+async def fill(vms: Vms, at_once: int) -> dict[str, float]:
+    """All of them warm. -> what it took; core-ms a VM of the first 64 and of the last are of that many alone."""
+    base, free = vms.private_pages(), machine.available()
+    begun, at = machine.cpu(), time.monotonic()
+    marks = [begun]
+    for first in range(0, vms.count, CELL_VMS):
+        turns = asyncio.Semaphore(at_once)
+
+        async def one(number: int, turns: asyncio.Semaphore = turns) -> None:
+            async with turns:
+                await vms.warm(number)
+
+        # a group of 64 of all cells, so that the last ones come into cells that are nearly full
+        await asyncio.gather(*(one(number) for number in _order(vms.count)[first : first + CELL_VMS]))
+        marks.append(machine.cpu())
+    seconds = time.monotonic() - at
+    await asyncio.sleep(0.5)
+    groups = [(b - a).ours * 1e3 / CELL_VMS for a, b in zip(marks, marks[1:], strict=False)]
+    return {
+        "seconds": seconds,
+        "core_ms": (marks[-1] - begun).ours * 1e3 / vms.count,
+        "first_64": groups[0],
+        "last_64": groups[-1] if len(groups) > 1 else groups[0],
+        "megabytes": (free - machine.available()) / vms.count / 1e6,
+        "pages": (vms.private_pages() - base) / vms.count,
+    }
+
+
+def _order(count: int) -> list[int]:
+    """Numbers so that cells fill evenly."""
+    cells = -(-count // CELL_VMS)
+    return [cell * CELL_VMS + vm for vm in range(CELL_VMS) for cell in range(cells) if cell * CELL_VMS + vm < count]
+
+
+async def dispatch(vms: Vms, script: Path, jobs: int) -> dict[str, list[float]]:
+    """Into warm VMs, one at a time; each stands still after its print."""
+    job = Job("script", str(script), (), default_environment(), vms.template.view.cwd)
+    found: dict[str, list[float]] = {"wall_ms": [], "cpu_ms": [], "pages": []}
+    for number in range(jobs):
+        cell, vm = vms.at(number)
+        pages, begun, at = machine.anonymous(cell.pid), machine.cpu(), time.perf_counter()
+        task = asyncio.ensure_future(hand_over(cell.stream(vm, 3), job))
+        async with asyncio.timeout(60):
+            text = await cell.stream(vm, 1).receive()
+            wall = time.perf_counter() - at
+            await task
+        if text != b"first\n":
+            raise SystemExit(f"error: the script printed {text!r}")
+        await asyncio.sleep(0.005)
+        found["wall_ms"].append(wall * 1e3)
+        found["cpu_ms"].append((machine.cpu() - begun).ours * 1e3)
+        found["pages"].append((machine.anonymous(cell.pid) - pages) / 4096)
+    return found
+
+
+def forks(script: Path, jobs: int) -> dict[str, list[float]]:
+    command = [sys.executable, str(HERE / "guest/warm_fork.py"), str(script), str(jobs)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, stdin=subprocess.DEVNULL)
+    result: dict[str, list[float]] = json.loads(done.stdout)
+    return result
+
+
+@contextlib.asynccontextmanager
+async def waiting(folder: Path, count: int, runners: int) -> AsyncIterator[tuple[Vms, Path]]:
+    script = folder / "first.py"
+    script.write_text(SCRIPT)
+    interpreter = find_interpreter(sys.executable, default_environment())
+    view = base_view(interpreter)
+    add_program(view, str(script), str(folder))
+    vms = Vms(Template(interpreter, view, default_environment(), (), 512 << 20), count)
+    try:
+        await vms.start(SnapshotStore(), runners)
+        yield vms, script
+    finally:
+        await vms.close()
+
+
+async def measure(folder: Path, options: Any) -> dict[str, Any]:
+    async with waiting(folder, max(CELL_VMS, options.agents), options.runners) as (vms, script):
+        filled = await fill(vms, options.at_once)
+        jobs = min(options.jobs, vms.count)
+        forked = forks(script, jobs // 2)
+        given = await dispatch(vms, script, jobs)
+        again = forks(script, jobs - jobs // 2)
+        forked = {name: forked[name] + again[name] for name in forked}
+    return {"agents": vms.count, "warm": filled, "dispatch": given, "fork": forked}
+
+
+def show(found: dict[str, Any]) -> None:
+    warm, given, forked = found["warm"], found["dispatch"], found["fork"]
+    print(
+        f"{found['agents']} VMs warm in {warm['seconds']:.2f} s: {warm['core_ms']:.2f} core-ms each (must: <= 1.5); "
+        f"the first 64 {warm['first_64']:.2f}, the last 64 {warm['last_64']:.2f}"
+    )
+    print(f"memory of a warm VM by MemAvailable: {warm['megabytes']:.2f} MB (must: <= 1); private pages {warm['pages']:.0f}")
+    middle = statistics.median
+    print(f"to the script's first print, medians of {len(given['wall_ms'])}:")
+    print(f"  in a warm VM            {middle(given['wall_ms']):6.2f} ms   {middle(given['cpu_ms']):6.2f} core-ms, {middle(given['pages']):.0f} more private pages")
+    print(f"  fork() of a warm Python {middle(forked['wall_ms']):6.2f} ms   {middle(forked['cpu_ms']):6.2f} core-ms")
+    ratio = middle(given["wall_ms"]) / middle(forked["wall_ms"])
+    ratio_cpu = middle(given["cpu_ms"]) / middle(forked["cpu_ms"])
+    print(f"  VM / fork               {ratio:6.2f}      {ratio_cpu:6.2f}           (must: < 1)")
+
+
+def main() -> None:
+    parser = common.parser(__doc__, "--json: one object instead of the text")
+    parser.add_argument("--agents", type=int, default=256)
+    parser.add_argument("--at-once", type=int, default=16)
+    parser.add_argument("--runners", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=40)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=Path.home()) as folder, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        found = runner.run(measure(Path(folder), options))
+    if options.json:
+        print(json.dumps(found))
+    else:
+        show(found)
+
+
+if __name__ == "__main__":
+    main()
