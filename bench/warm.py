@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import statistics
 import subprocess
@@ -100,7 +101,7 @@ async def fill(vms: Vms, at_once: int) -> dict[str, float]:
         marks.append(machine.cpu())
     seconds = time.monotonic() - at
     await asyncio.sleep(0.5)
-    groups = [(b - a).ours * 1e3 / CELL_VMS for a, b in zip(marks, marks[1:], strict=False)]
+    groups = [(b - a).ours * 1e3 / CELL_VMS for a, b in itertools.pairwise(marks)]
     return {
         "seconds": seconds,
         "core_ms": (marks[-1] - begun).ours * 1e3 / vms.count,
@@ -180,8 +181,9 @@ def show(found: dict[str, Any]) -> None:
     print(f"memory of a warm VM by MemAvailable: {warm['megabytes']:.2f} MB (must: <= 1); private pages {warm['pages']:.0f}")
     middle = statistics.median
     print(f"to the script's first print, medians of {len(given['wall_ms'])}:")
-    print(f"  in a warm VM            {middle(given['wall_ms']):6.2f} ms   {middle(given['cpu_ms']):6.2f} core-ms, {middle(given['pages']):.0f} more private pages")
-    print(f"  fork() of a warm Python {middle(forked['wall_ms']):6.2f} ms   {middle(forked['cpu_ms']):6.2f} core-ms")
+    for what, row in (("in a warm VM", given), ("fork() of a warm Python", forked)):
+        print(f"  {what:24}{middle(row['wall_ms']):6.2f} ms   {middle(row['cpu_ms']):6.2f} core-ms")
+    print(f"  {middle(given['pages']):.0f} more private pages of a VM")
     ratio = middle(given["wall_ms"]) / middle(forked["wall_ms"])
     ratio_cpu = middle(given["cpu_ms"]) / middle(forked["cpu_ms"])
     print(f"  VM / fork               {ratio:6.2f}      {ratio_cpu:6.2f}           (must: < 1)")

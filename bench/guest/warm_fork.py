@@ -2,8 +2,8 @@
 
     python warm_fork.py SCRIPT JOBS
 
-Prints `{"wall_ms": [...], "cpu_ms": [...]}`: from before the fork to the first bytes that the script in the child prints; CPU time
-of both processes until then.
+Prints `{"wall_ms": [...], "cpu_ms": [...]}`: from before the fork to the first bytes that the script in the child prints; CPU
+time of both processes until then.
 """
 
 import ast

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import marshal
 import secrets
 import struct
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from agentfw_vmm import GuestFlow
 from .guestfs import HOME
 
 ACK_SECONDS = 60.0
+_MARSHAL = 2  # a version that all Pythons read; and equal things are equal bytes
 FRAME_MAX = 1 << 16
 """Bytes of a frame that a guest sends."""
 
@@ -44,7 +46,7 @@ class Job:
             "mode": self.mode,
             "argv": [self.target if self.mode == "script" else first[0], *self.arguments],
             "orig_argv": [*first, *self.arguments],
-            "env": dict(self.env),
+            "env": marshal.dumps(sorted(self.env.items()), _MARSHAL),
             "cwd": self.cwd,
             "ack": ack,
             "line_buffered": self.line_buffered,
@@ -52,8 +54,8 @@ class Job:
         if self.mode != "stdin":
             message[{"script": "path", "module": "module", "code": "code"}[self.mode]] = self.target
         if self.files:
-            message["files"] = [[path, len(content)] for path, content in self.files.items()]
-        body = json.dumps(message).encode("ascii")
+            message["files"] = [(path, len(content)) for path, content in self.files.items()]
+        body = marshal.dumps(message, _MARSHAL)
         return b"".join((struct.pack("<I", len(body)), body, *self.files.values()))
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import marshal
 import os
 import re
 import socket
 import struct
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/", "PYTHONP
 
 def job(arguments: list[str], directory: Path) -> dict[str, Any]:
     """What the fleet makes of a command line; cli/run.py has the real one."""
-    common = {"env": ENVIRONMENT, "cwd": str(directory), "ack": "0123", "orig_argv": arguments}
+    common = {"env": marshal.dumps(sorted(ENVIRONMENT.items()), 2), "cwd": str(directory), "ack": "0123", "orig_argv": arguments}
     match arguments:
         case ["-m", module, *_]:
             return {**common, "mode": "module", "module": module, "argv": ["-m", *arguments[2:]]}
@@ -35,7 +37,7 @@ def job(arguments: list[str], directory: Path) -> dict[str, Any]:
 
 
 def frame(value: object) -> bytes:
-    body = json.dumps(value).encode()
+    body = marshal.dumps(value, 2)
     return struct.pack("<I", len(body)) + body
 
 
@@ -44,20 +46,25 @@ def received(ours: socket.socket) -> object:
     return json.loads(ours.recv(size, socket.MSG_WAITALL))
 
 
-def bootstrapped(arguments: list[str], stdin: str, directory: Path) -> subprocess.CompletedProcess[bytes]:
+def bootstrapped(
+    arguments: list[str] | dict[str, Any], stdin: str, directory: Path, env: dict[str, str] | None = None, rest: bytes = b""
+) -> subprocess.CompletedProcess[bytes]:
+    """`arguments`: a command line or a job; `env`: more variables of the template; `rest`: what follows the job's frame."""
     ours, theirs = socket.socketpair()
+    task = job(arguments, directory) if isinstance(arguments, list) else arguments
     with ours, theirs:
         process = subprocess.Popen(
-            [sys.executable, BOOTSTRAP], cwd="/", pass_fds=[theirs.fileno()], env={**ENVIRONMENT, "FAKE_DEVICE": str(theirs.fileno())},
+            [sys.executable, BOOTSTRAP], cwd="/", pass_fds=[theirs.fileno()],
+            env={**ENVIRONMENT, **(env or {}), "FAKE_DEVICE": str(theirs.fileno())},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
         theirs.close()
         ours.settimeout(60)
         assert received(ours) == {"warm": process.pid}  # before there is a job
-        ours.sendall(frame(job(arguments, directory)))
+        ours.sendall(frame(task) + rest)
         out, err = process.communicate(stdin.encode(), timeout=60)
         assert received(ours) == {"ready": "0123", "pid": process.pid}
         assert ours.recv(1) == b""
-        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def native(arguments: list[str], stdin: str, directory: Path) -> subprocess.CompletedProcess[bytes]:
@@ -107,3 +114,71 @@ def test_two_vms_of_one_snapshot_differ(tmp_path: Path) -> None:
     seen = {bootstrapped(["seen.py"], "", tmp_path).stdout for _ in range(2)}
     assert len(seen) == 2
     assert os.environ.get("FAKE_DEVICE") is None
+
+
+HOOKS = """
+import logging, os, random, sys, threading
+import concurrent.futures.thread
+
+bootstrap = sys.modules["__main__"]
+said = []
+os.register_at_fork(before=lambda: said.append("first before"), after_in_child=lambda: said.append("first after"))
+
+def broken():
+    raise RuntimeError("this hook is broken")
+
+os.register_at_fork(before=lambda: said.append("second before"), after_in_child=broken)
+os.register_at_fork(after_in_child=lambda: said.append("third after"))
+if "keep_a_thread" in os.environ:
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize("thread", [False, True])
+def test_hooks_of_modules_in_the_template(tmp_path: Path, thread: bool) -> None:
+    """Those that others registered run as around fork(), in its order, and a broken one is told; with more threads than one, all of
+    what a child does is done."""
+    library, work = tmp_path / "library", tmp_path / "work"
+    work.mkdir()
+    library.mkdir()
+    (library / "hooked.py").write_text(HOOKS)
+    code = (
+        "import hooked, logging, os, threading, concurrent.futures as f; print(hooked.said, hooked.bootstrap is not None);"
+        "main = threading.main_thread(); print(main.native_id == os.getpid(), main is threading.current_thread());"
+        "logging.warning('logged'); print(list(f.ThreadPoolExecutor(2).map(abs, [-1, -2]))); os.register_at_fork(before=print)"
+    )
+    more = {"AGENTFW_PRELOAD": "hooked", "PYTHONPATH": f"{HERE / 'fake_device'}:{library}"}
+    done = bootstrapped(["-c", code], "", work, {**more, "keep_a_thread": "1"} if thread else more)
+    assert done.stdout.decode().splitlines() == [
+        "['second before', 'first before', 'first after', 'third after'] True",
+        "True True",
+        "[1, 2]",
+    ]
+    assert b"this hook is broken" in done.stderr and b"logged" in done.stderr and done.returncode == 0
+
+
+def test_an_environment_that_is_not_the_templates(tmp_path: Path) -> None:
+    code = "import os, time; print(sorted(os.environ.items()), os.getenv('A'), time.tzname, os.popen is not None)"
+    theirs = {"A": "1", "TZ": "XYZ-3", "LANG": "C.UTF-8", "EMPTY": "", "odd\udcff": "\udcfe"}
+    task = {**job(["-c", code], tmp_path), "env": marshal.dumps(sorted(theirs.items()), 2)}
+    done = bootstrapped(task, "", tmp_path)
+    expected = subprocess.run([sys.executable, "-c", code], env=theirs, capture_output=True, check=True, timeout=60)
+    assert plain(done.stdout) == plain(expected.stdout) and done.returncode == 0
+
+
+def test_files_are_laid_before_it_runs(tmp_path: Path) -> None:
+    files = {"main.py": b"import pkg.part; print(open('data').read(), pkg.part.X)", "data": b"d" * 100_000, "pkg/part.py": b"X = 1", "no": b""}
+    task = {**job(["main.py"], tmp_path), "files": [(path, len(data)) for path, data in files.items()]}
+    done = bootstrapped(task, "", tmp_path, rest=b"".join(files.values()))
+    assert done.stdout == b"d" * 100_000 + b" 1\n" and done.returncode == 0
+    assert {path: (tmp_path / path).read_bytes() for path in files} == files
+
+
+@pytest.mark.parametrize("tail", ["", "comment" * 1000])
+def test_an_archive_under_any_name(tmp_path: Path, tail: str) -> None:
+    with zipfile.ZipFile(tmp_path / "app", "w") as archive:
+        archive.writestr("__main__.py", "import sys; print('in it', sys.argv)")
+        archive.comment = tail.encode()
+    expected = native([str(tmp_path / "app"), "x"], "", tmp_path)
+    got = bootstrapped([str(tmp_path / "app"), "x"], "", tmp_path)
+    assert (got.stdout, got.returncode) == (expected.stdout, 0) and b"in it" in got.stdout

@@ -97,59 +97,121 @@ FRAME_MAX = 1 << 29
 # ---- the job stream
 
 
-def _some(descriptor: int, size: int) -> bytes:
-    part = os.read(descriptor, min(size, 1 << 16))
-    if not part:
-        os._exit(125)  # the worker changed its mind: nobody waits for this VM
-    return part
+class _Stream:
+    """What the worker sends, by frames and files."""
 
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.data = b""
 
-def _exactly(descriptor: int, size: int) -> bytes:
-    data = _some(descriptor, size)
-    if len(data) == size:
-        return data
-    parts = [data]
-    size -= len(data)
-    while size:
-        parts.append(_some(descriptor, size))
-        size -= len(parts[-1])
-    return b"".join(parts)
+    def some(self, size: int) -> bytes:
+        """1..size bytes."""
+        if self.data:
+            part, self.data = self.data[:size], self.data[size:]
+        else:
+            part = os.read(self.descriptor, min(size, 1 << 16))
+        if not part:
+            os._exit(125)  # the worker changed its mind: nobody waits for this VM
+        return part
 
+    def take(self, size: int) -> bytes:
+        parts = []
+        while size:
+            parts.append(self.some(size))
+            size -= len(parts[-1])
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
-def _receive(descriptor: int) -> dict[str, typing.Any]:
-    (size,) = struct.unpack("<I", _exactly(descriptor, 4))
-    if size > FRAME_MAX:
-        os._exit(125)
-    job: dict[str, typing.Any] = json.loads(_exactly(descriptor, size))
-    return job
+    def job(self) -> dict[str, typing.Any]:
+        """Marshalled, not JSON: it is read by a single call that touches little of the heap."""
+        self.data = os.read(self.descriptor, 8192)  # mostly all of it
+        size = int.from_bytes(self.take(4), "little")
+        if size > FRAME_MAX:
+            os._exit(125)
+        job: dict[str, typing.Any] = marshal.loads(self.take(size))
+        return job
 
-
-def _send(descriptor: int, value: dict[str, typing.Any]) -> None:
-    body = json.dumps(value).encode("ascii")
-    data = struct.pack("<I", len(body)) + body
-    try:
-        while data:
-            data = data[os.write(descriptor, data) :]
-    except BrokenPipeError:
-        os._exit(125)
+    def say(self, text: bytes) -> None:
+        """A frame of JSON."""
+        data = len(text).to_bytes(4, "little") + text
+        try:
+            while data:
+                data = data[os.write(self.descriptor, data) :]
+        except BrokenPipeError:
+            os._exit(125)
 
 
 # ---- becoming that `python script.py`
 
 
-def _after_restore() -> None:
-    """Everything that must differ between two VMs of one snapshot, whatever their jobs."""
-    ctypes.pythonapi.PyOS_AfterFork_Child()  # locks, thread ids, and the hooks of random, threading, logging, ...
+class _ForkHooks:
+    """What a restored VM does of what a forked child must do (PyOS_AfterFork_Child()).
+
+    A child of fork() has lost all threads but one, and finds locks, the GIL and thread registries as these left them: most of the
+    work is to make them anew, and it writes a hundred pages. A restored VM has lost nothing: it goes on where the template
+    stood, with one thread, which holds no lock. What is left is what must differ between processes: the hooks that modules
+    registered, but for those of the standard library that only make locks and registries anew, and the main thread's native id.
+    Where the template has more threads or the hooks cannot be found, all of it is done as for a child.
+    """
+
+    def __init__(self) -> None:
+        def before() -> None:
+            """Found in the interpreter's own list of hooks, which nothing else gives."""
+
+        def after() -> None:
+            """The same."""
+
+        os.register_at_fork(before=before, after_in_child=after)
+        self.lists = [
+            [held for held in gc.get_referrers(hook) if type(held) is list and hook in held] for hook in (before, after)
+        ]
+        for (found,), hook in zip(self.lists, (before, after), strict=True) if self.found else ():
+            found.remove(hook)
+        self.whole = True
+
+    @property
+    def found(self) -> bool:
+        return [len(found) for found in self.lists] == [1, 1]
+
+    def stop(self) -> None:
+        """Before the snapshot."""
+        self.whole = not self.found or len(sys._current_frames()) > 1
+        if self.whole:
+            ctypes.pythonapi.PyOS_BeforeFork()
+            return
+        before, after = ([hook for hook in found if not self._of_locks(hook)] for (found,) in self.lists)
+        for hook in reversed(before):
+            hook()
+        self.after = after
+        self.main = threading.main_thread()
+
+    @staticmethod
+    def _of_locks(hook: object) -> bool:
+        """Of the standard library, and for locks or the registry of threads alone."""
+        pool = sys.modules.get("concurrent.futures.thread")
+        locks = (getattr(logging, "_lock", None), getattr(pool, "_global_shutdown_lock", None))
+        if any(getattr(hook, "__self__", hook) is lock for lock in locks):
+            return True
+        names = ((threading, "_after_fork"), (logging, "_acquireLock"), (logging, "_after_at_fork_child_reinit_locks"))
+        return any(hook is getattr(module, name, None) for module, name in names)
+
+    def go_on(self) -> None:
+        """After it."""
+        if self.whole:
+            ctypes.pythonapi.PyOS_AfterFork_Child()
+            return
+        for hook in self.after:
+            try:
+                hook()
+            except Exception as error:  # as in a child
+                _ignored(error, hook)
+        self.main._set_native_id()  # type: ignore[attr-defined]
 
 
 def _adopt(job: dict[str, typing.Any]) -> None:
     """What the process would have had from its start: environment, time of start, working directory."""
     logging._startTime = time.time_ns() if sys.version_info >= (3, 13) else time.time()  # type: ignore[attr-defined]
-    environment = job["env"]
-    if dict(os.environ) != environment:
-        os.environ.clear()
-        os.environ.update(environment)
-    time.tzset()
+    if job["env"] != ENVIRONMENT:  # as it is mostly: to look at each variable writes to a page for nearly each
+        _change_environment(dict(marshal.loads(job["env"])))
     if job.get("line_buffered"):
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
@@ -161,7 +223,22 @@ def _adopt(job: dict[str, typing.Any]) -> None:
         _leave(125)
 
 
-def _lay(descriptor: int, files: list[tuple[str, int]]) -> None:
+#: The template's, as a job's frame has an environment
+ENVIRONMENT = b""
+
+
+def _change_environment(wanted: dict[str, str]) -> None:
+    zone = os.environ.get("TZ")
+    for name in [name for name in os.environ if name not in wanted]:
+        del os.environ[name]
+    for name, value in wanted.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+    if os.environ.get("TZ") != zone:
+        time.tzset()
+
+
+def _lay(stream: _Stream, files: list[tuple[str, int]]) -> None:
     """The job's files, whose contents follow it on the stream, into the working directory."""
     made = set()
     for path, size in files:
@@ -174,7 +251,7 @@ def _lay(descriptor: int, files: list[tuple[str, int]]) -> None:
                 made.add(above)
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
             while size:
-                part = _some(descriptor, size)
+                part = stream.some(size)
                 size -= len(part)
                 while part:
                     part = part[os.write(file, part) :]
@@ -218,18 +295,17 @@ def _index_modules() -> None:
 
 def _unshadow(directory: str) -> None:
     """Forget imported modules that a file beside the script would have come before."""
-    names = set()
-    with contextlib.suppress(OSError), os.scandir(directory or ".") as entries:
-        for entry in entries:
-            name, dot, suffix = entry.name.partition(".")
-            if dot:
-                if suffix.endswith(("py", "pyc", "so")):
-                    names.add(name)
-            elif name in SHADOWED and os.path.isfile(os.path.join(entry.path, "__init__.py")):
-                names.add(name)
-    for name in names:
-        for module in SHADOWED.get(name, ()):
-            sys.modules.pop(module, None)
+    try:
+        entries = os.listdir(directory or ".")
+    except OSError:
+        return
+    for entry in entries:
+        name, dot, suffix = entry.partition(".")
+        if name not in SHADOWED:
+            continue
+        if suffix.endswith(("py", "pyc", "so")) if dot else os.path.isfile(os.path.join(directory, name, "__init__.py")):
+            for module in SHADOWED[name]:
+                sys.modules.pop(module, None)
 
 
 def _first_path(directory: str) -> None:
@@ -238,11 +314,10 @@ def _first_path(directory: str) -> None:
         _unshadow(directory)
 
 
-def _prepare(job: dict[str, typing.Any]) -> typing.Callable[[], object]:
+def _prepare(job: dict[str, typing.Any], main: types.ModuleType) -> typing.Callable[[], object]:
     """`sys.argv`, `sys.path[0]`, `sys.orig_argv`, `__main__`; -> what runs the program."""
     sys.argv[:] = job["argv"]
     sys.orig_argv[:] = [sys.executable, *job["orig_argv"]]
-    main = _new_main()
     mode = job["mode"]
     if mode == "module":
         _first_path(os.getcwd())
@@ -255,15 +330,41 @@ def _prepare(job: dict[str, typing.Any]) -> typing.Callable[[], object]:
         _first_path("")
         return functools.partial(_run_stdin, main)
     path = job["path"]
-    if _is_collection(path):
+    data = _contents(path)
+    rare = data is None or ARCHIVE in data[-ARCHIVE_TAIL:] or len(sys.path_hooks) != PATH_HOOKS
+    if rare and _is_collection(path):
         sys.path.insert(0, os.path.abspath(path))
         _unshadow(path)
         return functools.partial(runpy._run_module_as_main, "__main__", False)  # type: ignore[attr-defined]
-    real = path
-    if os.path.islink(path):
+    try:
         real = os.path.join(os.path.dirname(path), os.readlink(path))
+    except OSError:
+        real = path
     _first_path(os.path.dirname(os.path.abspath(real)))
-    return functools.partial(_run_file, path, main)
+    return functools.partial(_run_file, path, data, main)
+
+
+#: Of these the standard library has: one looks into archives, one into directories
+PATH_HOOKS = len(sys.path_hooks)
+ARCHIVE = b"PK\x05\x06"
+ARCHIVE_TAIL = 22 + 0xFFFF  # bytes from the end: where zipimport looks for it
+
+
+def _contents(path: str) -> bytes | None:
+    """None: it is no file that can be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        data = b""
+        while part := os.read(descriptor, 16384 if len(data) < 16384 else 1 << 20):
+            data += part
+        return data
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
 
 
 def _is_collection(path: str) -> bool:
@@ -293,14 +394,15 @@ def _run_stdin(main: types.ModuleType) -> None:
     _run_text(sys.stdin.buffer.read(), "<stdin>", main)
 
 
-def _run_file(path: str, main: types.ModuleType) -> None:
+def _run_file(path: str, data: bytes | None, main: types.ModuleType) -> None:
     absolute = os.path.abspath(path)
-    try:
-        with io.open_code(absolute) as file:
-            data = file.read()
-    except OSError as error:
-        print(f"{sys.executable}: can't open file {absolute!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr)
-        raise SystemExit(2) from None
+    if data is None:
+        try:
+            with io.open_code(absolute) as file:
+                data = file.read()
+        except OSError as error:
+            print(f"{sys.executable}: can't open file {absolute!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr)
+            raise SystemExit(2) from None
     namespace = main.__dict__
     namespace["__file__"] = absolute
     if "__cached__" in INITIAL:
@@ -400,10 +502,14 @@ def _finish(status: int) -> int:
 
 
 def _ignored(error: BaseException, where: object) -> None:
+    trace = _without_ours(error.__traceback__)
+    if sys.unraisablehook is sys.__unraisablehook__:  # it takes none but the interpreter's own arguments
+        with contextlib.suppress(Exception):
+            print(f"Exception ignored in: {where!r}", file=sys.stderr)
+            traceback.print_exception(type(error), error, trace, file=sys.stderr)
+        return
     sys.unraisablehook(
-        types.SimpleNamespace(
-            exc_type=type(error), exc_value=error, exc_traceback=_without_ours(error.__traceback__), err_msg=None, object=where
-        )
+        types.SimpleNamespace(exc_type=type(error), exc_value=error, exc_traceback=trace, err_msg=None, object=where)
     )
 
 
@@ -441,6 +547,7 @@ def _preload() -> None:
 
 
 def main() -> typing.NoReturn:
+    global ENVIRONMENT
     here = os.path.dirname(os.path.abspath(__file__))
     if sys.path and sys.path[0] == here:
         del sys.path[0]
@@ -451,20 +558,24 @@ def main() -> typing.NoReturn:
     linecache.clearcache()
     sys.path_importer_cache.clear()  # mounts may be others than the template's; and what is thrown away later costs page faults
     _index_modules()
+    ENVIRONMENT = marshal.dumps(sorted(os.environ.items()), 2)
+    fresh = _new_main()
+    hooks = _ForkHooks()
     gc.collect()
     gc.freeze()
-    ctypes.pythonapi.PyOS_BeforeFork()
-    descriptor = os.open("/dev/agentfw", os.O_RDWR | os.O_CLOEXEC)  # the stop
-    _after_restore()
-    _send(descriptor, {"warm": os.getpid()})
-    job = _receive(descriptor)
+    hooks.stop()
+    stream = _Stream(os.open("/dev/agentfw", os.O_RDWR | os.O_CLOEXEC))  # the stop
+    hooks.go_on()
+    pid = os.getpid()
+    stream.say(b'{"warm": %d}' % pid)
+    job = stream.job()
     _adopt(job)
     if "files" in job:
-        _lay(descriptor, job["files"])
-    program = _prepare(job)
-    _send(descriptor, {"ready": job["ack"], "pid": os.getpid()})
-    os.close(descriptor)
-    del job
+        _lay(stream, job["files"])
+    program = _prepare(job, fresh)
+    stream.say(b'{"ready": "%s", "pid": %d}' % (job["ack"].encode(), pid))
+    os.close(stream.descriptor)
+    del job, stream, fresh
     status = _outcome(program)
     try:
         status = _finish(status)
