@@ -35,7 +35,9 @@ _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}\Z")
 
 class PoolError(AgentfwError):
     """A pool refuses or failed. `code` is stable, for programs: "bad_job", "no_such_job", "pool_full", "draining",
-    "unauthorized", "unavailable" (nobody answers), "worker_lost", "unsupported", "bad_config", "internal". `hint`: what to do."""
+    "unauthorized", "unavailable" (nobody answers), "worker_lost", "unsupported", "bad_config", "internal". `hint`: what to do.
+    Over the control API also what only a client of one's own can do wrong: "bad_request", "forbidden", "not_found",
+    "method_not_allowed", "too_large", "timeout"."""
 
     def __init__(self, code: str, message: str, hint: str = "") -> None:
         self.code = code

@@ -1,0 +1,182 @@
+"""Who may talk to the control API, and how long, how much and how many at once: told before a request is looked at."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import logging
+import os
+import socket
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from ..errors import ConfigError
+from ..small_files import read_small
+from .jobs import PoolError
+from .wire import API_VERSION, VERSION_HEADER, ErrorBody
+
+log = logging.getLogger("agentfw.pool.api")
+
+CONNECTIONS = 1024
+"""At once, of each listener."""
+IDLE = 15.0
+"""Seconds within which a connection must have sent the head of its next request."""
+LINGER = 0.5
+MIN_TOKEN = 20
+HEADERS = {VERSION_HEADER: API_VERSION, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+def read_token(path: str | Path) -> bytes:
+    """The token in a file, which others may not read. ConfigError, without the token."""
+    path = Path(path)
+    try:
+        mode = path.stat().st_mode
+        token = read_small(path, 4096).strip()
+    except OSError as error:
+        raise ConfigError("token_file", f"cannot be read: {error.strerror}", path) from None
+    if mode & 0o077:
+        raise ConfigError("token_file", "others may read or write it", path, hint=f"chmod 600 {path}")
+    if len(token) < MIN_TOKEN or not token.isascii() or any(byte <= 32 for byte in token):
+        how = f"umask 077; head -c 32 /dev/urandom | base64 > {path}"
+        raise ConfigError("token_file", f"a token is one line of at least {MIN_TOKEN} characters", path, hint=how)
+    return token
+
+
+@dataclass(eq=False)
+class Listener:
+    """One address that the API is served at. `token` None: a Unix socket, where peers are known by their user."""
+
+    token: bytes | None = None
+    names: frozenset[str] = frozenset({"localhost", "agentfw"})
+    """Host names that it answers to, beyond numeric addresses over TCP."""
+    users: frozenset[int] = field(default_factory=lambda: frozenset({0, os.getuid()}))
+    open: int = 0
+    refused: int = 0
+    """Connections that are being told that they are not wanted."""
+
+    @classmethod
+    def tcp(cls, host: str, token: bytes) -> Listener:
+        return cls(token, frozenset({"localhost", host.lower(), socket.gethostname().lower()}))
+
+    def check(self, headers: Mapping[str, str], host: str | None) -> None:
+        """PoolError for a request that a web page made, and for one without the token."""
+        if "Origin" in headers or headers.get("Sec-Fetch-Site", "none") != "none":
+            raise PoolError("forbidden", "requests of web pages are refused")
+        if not self._answers_to(host or ""):
+            raise PoolError("forbidden", "the pool is not known by the name in `Host`", "use `localhost` or a numeric address")
+        if self.token is None:
+            return
+        scheme, _, given = headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(errors="replace"), self.token):
+            raise PoolError("unauthorized", "no token, or a wrong one", "send `Authorization: Bearer TOKEN`")
+
+    def _answers_to(self, host: str) -> bool:
+        """A page that had its name resolve to us says that name."""
+        name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
+        name = (name if port.isdecimal() else host).lower()
+        if name in self.names:
+            return True
+        try:
+            ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+        except ValueError:
+            return False
+        return self.token is not None
+
+
+class Connection(RequestHandler):
+    """aiohttp's, for peers of ours only, so many at once, and with errors in the API's form."""
+
+    def __init__(self, listener: Listener, manager: Any, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(
+            manager,
+            loop=loop,
+            keepalive_timeout=IDLE,  # also what a head may take to come
+            lingering_time=2.0,
+            auto_decompress=False,  # a kilobyte may become a megabyte
+            access_log=None,  # type: ignore[arg-type]
+            logger=_Quiet(log),  # type: ignore[arg-type]
+        )
+        self.listener = listener
+        self._counted = False
+        self._refused = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        error = None
+        if self.listener.token is None and (user := _user(transport)) not in self.listener.users:
+            error = PoolError("forbidden", f"this pool serves the user with the id {os.getuid()}, not {user}")
+        elif self.listener.open >= CONNECTIONS:
+            error = PoolError("unavailable", f"more than {CONNECTIONS} connections")
+        if error is not None:
+            body = msgspec.json.encode(ErrorBody.of(error))
+            status = "403 Forbidden" if error.code == "forbidden" else "503 Service Unavailable"
+            fixed = "".join(f"{name}: {value}\r\n" for name, value in HEADERS.items())
+            head = f"HTTP/1.1 {status}\r\n{fixed}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            transport.write(f"{head}Connection: close\r\n\r\n".encode() + body)  # type: ignore[attr-defined]
+            self._turn_away(transport)
+            return
+        self._counted = True
+        self.listener.open += 1
+        super().connection_made(transport)
+
+    def _turn_away(self, transport: asyncio.BaseTransport) -> None:
+        """It gets a moment to read why: with something unread from it, close() would be a reset."""
+        self._force_close = True  # whatever it says is dropped
+        if self.listener.refused >= CONNECTIONS:
+            transport.close()
+            return
+        self.listener.refused += 1
+        self._refused = True
+        transport.write_eof()  # type: ignore[attr-defined]
+        self._loop.call_later(LINGER, transport.close)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self._refused:
+            self._refused = False
+            self.listener.refused -= 1
+        if self._counted:
+            self._counted = False
+            self.listener.open -= 1
+            super().connection_lost(exc)
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """What is no HTTP; faults of ours do not come here."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("in the middle of an answer")
+        code = "bad_request" if status < 500 else "internal"
+        if status >= 500:
+            log.error("a request failed: %s", type(exc).__name__)
+        text = "not a request that can be understood" if status < 500 else "an internal error"
+        response = web.Response(
+            status=status, body=msgspec.json.encode(ErrorBody.of(PoolError(code, text))), content_type="application/json",
+            headers=HEADERS,
+        )  # fmt: skip
+        response.force_close()
+        return response
+
+
+class _Quiet:
+    """aiohttp logs what peers do wrong with tracebacks: not news, and theirs to fill a disk with."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return self._logger.debug
+
+
+def _user(transport: asyncio.BaseTransport) -> int:
+    """Of the peer of a Unix socket: as it was when it connected, socket(7) SO_PEERCRED."""
+    found = transport.get_extra_info("socket")
+    with socket.socket(fileno=os.dup(found.fileno())) as copy:
+        data = copy.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", data)[1])
