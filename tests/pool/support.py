@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+from agentfw.pool import guard
 from agentfw.pool.api import ApiServer
 from agentfw.pool.client import HttpBackend
 from agentfw.pool.guard import Listener
@@ -31,6 +33,15 @@ class Served:
 
 @asynccontextmanager
 async def served(path: Path, *, tcp: bool = False, listener: Listener | None = None, limit: int = 1000) -> AsyncIterator[Served]:
+    """`path`: of the socket. Nothing waits as long as it would for real clients."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(guard, "UNREAD", 0.1)
+        async with _served(path, tcp, listener, limit) as found:
+            yield found
+
+
+@asynccontextmanager
+async def _served(path: Path, tcp: bool, listener: Listener | None, limit: int) -> AsyncIterator[Served]:
     backend = FakeBackend(limit)
     stops: list[float] = []
     server = ApiServer(backend, stops.append, grace=0.1)

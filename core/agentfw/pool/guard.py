@@ -29,6 +29,8 @@ CONNECTIONS = 1024
 """At once, of each listener."""
 IDLE = 15.0
 """Seconds within which a connection must have sent the head of its next request."""
+UNREAD = 2.0
+"""Seconds in which the rest of a refused request is read, so that its sender reads why."""
 LINGER = 0.5
 MIN_TOKEN = 20
 HEADERS = {VERSION_HEADER: API_VERSION, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -99,7 +101,7 @@ class Connection(RequestHandler):
             manager,
             loop=loop,
             keepalive_timeout=IDLE,  # also what a head may take to come
-            lingering_time=2.0,
+            lingering_time=UNREAD,
             auto_decompress=False,  # a kilobyte may become a megabyte
             access_log=None,  # type: ignore[arg-type]
             logger=_Quiet(log),  # type: ignore[arg-type]
