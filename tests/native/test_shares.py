@@ -208,6 +208,22 @@ def test_a_vm_that_was_idle_need_not_wait_for_a_round_of_busy_ones(bare_cell, gu
     assert count < 40 * 10, count
 
 
+def test_commands_and_deadlines_end_the_turn_of_another(bare_cell, guest):
+    """With slices of 10 s: a line is answered, 40 sleeps of 20 ms end, a VM is killed beside one that spins."""
+
+    async def main():
+        async with cell_with(bare_cell, guest(BODY), "saw", slice_ns=10_000_000_000) as (cell, recorder):
+            async with asyncio.timeout(9):
+                assert await cell.stream(1, 1).receive() == b"up\n"
+                await cell.stream(1, 0).send(b"?")
+                assert await cell.stream(1, 1).receive() == b"yes\n"
+                await recorder.until(lambda: 2 in recorder.exits)
+                cell.kill(0)
+                await recorder.until(lambda: 0 in recorder.exits)
+
+    asyncio.run(main())
+
+
 def test_nonsense_is_refused(bare_cell, guest):
     async def main():
         async with cell_with(bare_cell, guest(BODY), "s") as (cell, recorder):

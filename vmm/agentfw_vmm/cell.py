@@ -175,6 +175,7 @@ class Cell:
             os.close(write)
         self.pid = self._process.pid
         self._pidfd = os.pidfd_open(self.pid)
+        lib.afw_worker_process(self.worker, self.pid)
         self._log.open(read, self.pid)
         self._loop.add_reader(read, self._log.drain)
         self._loop.add_reader(self._pidfd, self._died)
@@ -239,6 +240,7 @@ class Cell:
 
     def _died(self) -> None:
         assert self._process is not None
+        lib.afw_worker_process(self.worker, 0)
         self.cpu_seconds()  # the last look: after wait() its number may be another's
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)

@@ -209,6 +209,7 @@ struct afw_runner_queues {
     struct afw_queue_index event_tail;    /* runner produces */
     struct afw_queue_index command_head;  /* runner consumes */
     struct afw_queue_index command_tail;  /* worker produces */
+    struct afw_queue_index inside;        /* runner: its thread's id while a VM has its turn: SIGUSR1 to it ends the turn; 0: it looks by itself */
     struct afw_queue_index event_stalled; /* runner sets to 1 when the event queue is full: worker clears and signals */
     struct afw_event event[AFW_QUEUE];
     struct afw_command command[AFW_QUEUE];

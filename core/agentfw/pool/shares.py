@@ -146,10 +146,10 @@ class Shares:
             if rate > _HUNGRY * part or wait > _BUSY * (rate + wait):
                 got[name] = rate / part
         least = min(got.values(), default=1.0)
-        if least < _HUNGRY and max(got.values()) > 1.1 * least:
-            self._capacity = max(0.1, self._capacity * max(0.7, least * 1.05))
+        if least < _HUNGRY and max(got.values()) > 1.2 * least:
+            self._capacity = max(0.1, self._capacity * max(0.75, least * 1.1))
         elif least >= _HUNGRY:
-            self._capacity = min(self.capacity, self._capacity * 1.05)
+            self._capacity = min(self.capacity, self._capacity * 1.15)
         return self._capacity
 
     def _measure(self, cells: Iterable[Limited], seconds: float) -> None:

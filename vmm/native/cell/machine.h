@@ -292,6 +292,7 @@ uint64_t clock_mono(void);
 struct runner {
     uint32_t index;
     pthread_t thread;
+    uint32_t tid;
     struct afw_runner_queues *q;
     uint32_t event_tail, command_head;
     bool notify;                                 /* events were queued since the worker was last signalled */

@@ -32,17 +32,36 @@ static void on_tick(int sig)
         run->immediate_exit = 1;
 }
 
+#define SOON 500000ull                           /* ns that a turn lasts whoever wakes up meanwhile: entering a guest is not free */
+
+static struct timespec timespec_of(uint64_t ns)
+{
+    return (struct timespec){(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
+}
+
 static void timer_arm(struct runner *r, bool on)
 {
     if (r->armed == on)
         return;
     struct itimerspec t = {0};
-    if (on) {
-        t.it_interval.tv_sec = t.it_value.tv_sec = (time_t)(cell.config.slice_ns / 1000000000);
-        t.it_interval.tv_nsec = t.it_value.tv_nsec = (long)(cell.config.slice_ns % 1000000000);
-    }
+    if (on)
+        t.it_interval = t.it_value = timespec_of(cell.config.slice_ns);
     timer_settime(r->timer, 0, &t, 0);
     r->armed = on;
+}
+
+/* For a turn: a parked VM whose deadline comes before the slice's end has its turn then. */
+static void timer_turn(struct runner *r, uint64_t deadline)
+{
+    uint64_t now, slice = cell.config.slice_ns;
+    if (deadline == ~0ull || deadline >= (now = clock_mono()) + slice) {
+        timer_arm(r, true);
+        return;
+    }
+    uint64_t first = deadline > now + SOON ? deadline - now : SOON;
+    struct itimerspec t = {.it_interval = timespec_of(slice), .it_value = timespec_of(first < slice ? first : slice)};
+    timer_settime(r->timer, 0, &t, 0);
+    r->armed = true;
 }
 
 /* ---- queues ---- */
@@ -82,7 +101,7 @@ uint8_t *runner_site_area(struct runner *r)
 
 static bool commands_wait(struct runner *r)
 {
-    return __atomic_load_n(&r->q->command_tail.value, __ATOMIC_ACQUIRE) != r->command_head;
+    return __atomic_load_n(&r->q->command_tail.value, __ATOMIC_SEQ_CST) != r->command_head;
 }
 
 bool runner_wanted(struct runner *r)
@@ -419,6 +438,7 @@ static void *runner_main(void *arg)
     struct runner *r = arg;
     struct sigevent sev = {.sigev_notify = SIGEV_THREAD_ID, .sigev_signo = SIGNAL_TICK};
     sev.sigev_notify_thread_id = (pid_t)syscall(SYS_gettid);
+    r->tid = (uint32_t)sev.sigev_notify_thread_id;
     if (timer_create(CLOCK_MONOTONIC, &sev, &r->timer))
         abort();
     ticks(true);
@@ -441,8 +461,12 @@ static void *runner_main(void *arg)
         uint64_t held;
         struct machine *next = pick(r, &held, &stalled);
         if (next) {
-            timer_arm(r, true);
-            vm_run(next);
+            timer_turn(r, nearest);
+            /* Who queues a command from here on sees that and sends the signal; what was queued before is seen here. */
+            __atomic_store_n(&r->q->inside.value, r->tid, __ATOMIC_SEQ_CST);
+            if (!commands_wait(r))
+                vm_run(next);
+            __atomic_store_n(&r->q->inside.value, 0, __ATOMIC_RELEASE);
             runner_notify(r);
             continue;
         }

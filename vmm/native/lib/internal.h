@@ -16,6 +16,7 @@ struct flow_own {
 struct afw_worker {
     uint32_t vms, runners;
     int memory_fd, windows_fd;
+    int32_t pid;                     /* of the cell; 0: there is none */
     uint8_t *memory, *windows;
     uint64_t memory_size, windows_size;
     struct afw_vm_shm *vm_shm;

@@ -1,6 +1,7 @@
 /* Memory shared with a cell: making it, the queues, the copies. flow.c has the windows. */
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <linux/memfd.h>
 #include <stdlib.h>
 #include <string.h>
@@ -126,6 +127,11 @@ uint32_t afw_worker_state(struct afw_worker *w, uint32_t *jail, char text[512])
     return state;
 }
 
+void afw_worker_process(struct afw_worker *w, int32_t pid)
+{
+    w->pid = pid;
+}
+
 static const char *bad_event(const struct afw_worker *w, uint32_t runner, const struct afw_event *e)
 {
     if (e->type < AFW_EV_READY || e->type > AFW_EV_RULES)
@@ -199,8 +205,13 @@ int afw_worker_flush(struct afw_worker *w)
     }
     w->dirty = left;
     for (uint32_t i = 0; i < w->runners; i++)
-        if (w->tell & 1u << i)
+        if (w->tell & 1u << i) {
             eventfd_write(w->runner_eventfd[i], 1);
+            /* Who wakes or gets a job need not wait for the end of another's slice. A thread of that process or none, whatever it says. */
+            uint32_t tid = __atomic_load_n(&w->queues[i].inside.value, __ATOMIC_SEQ_CST);
+            if (tid && w->pid > 0)
+                syscall(SYS_tgkill, w->pid, (pid_t)tid, SIGUSR1);
+        }
     w->tell = 0;
     return left != 0;
 }

@@ -25,6 +25,8 @@ int afw_worker_windows_fd(struct afw_worker *w);
 
 /* The descriptors as the cell inherits them. The eventfds stay the caller's; the runners' are also written from here. */
 void afw_worker_descriptors(struct afw_worker *w, int kvm_fd, int worker_eventfd, const int *runner_eventfd);
+/* The cell's process, once there is one: flush ends the turn of a VM of it when there are commands. 0: it is gone. */
+void afw_worker_process(struct afw_worker *w, int32_t pid);
 /* header.state, header.jail, and header.text, always terminated. */
 uint32_t afw_worker_state(struct afw_worker *w, uint32_t *jail, char text[512]);
 
