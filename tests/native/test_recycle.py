@@ -27,7 +27,7 @@ void run(void)
     data[0] = 'a';
     if (call(AFW_OP_READY, 0, 0, 0, 0, 0, 0) == 1)
         leave(0);
-    CHECK(HANDLER == 0);                         /* in the system area; the counter beside it counts upcalls, which may have come already */
+    CHECK(HANDLER == 0);                         /* in the system area; the counter beside it counts upcalls */
     HANDLER = 1;
     char seen[3] = {data[0], data[4096] ? data[4096] : '-', '\\n'};
     say(seen, 3);
