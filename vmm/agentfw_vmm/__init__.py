@@ -5,5 +5,6 @@ from .config import CellConfig, Mount
 from .errors import CellError
 from .flows import GuestFlow
 from .report import VmExit, VmStatistics
+from .saved import SavedVm
 
-__all__ = ["Cell", "CellConfig", "CellError", "CellHandler", "GuestFlow", "Mount", "VmExit", "VmStatistics"]
+__all__ = ["Cell", "CellConfig", "CellError", "CellHandler", "GuestFlow", "Mount", "SavedVm", "VmExit", "VmStatistics"]
