@@ -13,7 +13,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from . import _lib, report, saved, sites, trace
 from ._lib import CELL_PROGRAM, FLOW_FIRST, QUEUE, RING, CommandStruct, Worker, lib, take, view
@@ -21,6 +21,7 @@ from .cell_log import CellLog
 from .config import CellConfig, Mount, encode
 from .errors import CellError
 from .flows import GuestFlow, asked
+from .handler import CellHandler
 from .report import VmExit, VmStatistics, rate
 from .rules import refuses_connections
 from .saved import SavedVm, Saver
@@ -37,22 +38,6 @@ JOB = 3  # the job stream
 _NOTES = 20  # log lines about one life of a VM
 #: The only names of our environment that a cell gets: settings of the sanitizers, for builds with them.
 _SANITIZER_ENV = ("ASAN_OPTIONS", "UBSAN_OPTIONS", "LSAN_OPTIONS")
-
-
-class CellHandler(Protocol):
-    """What a cell tells its owner, from the event loop. Must not block; exceptions are logged."""
-
-    def vm_ready(self, vm: int, snapshot_bytes: int, error: int) -> None:
-        """A booted VM made its ready call. `error` 0: the snapshot was saved; else the errno that prevented it."""
-
-    def flow_opened(self, flow: GuestFlow) -> None:
-        """The guest connects: call `opened()` or `failed()`, and `close()` in the end."""
-
-    def vm_exited(self, vm: int, report: VmExit) -> None:
-        """The VM is gone and its number free. Once for each boot() or restore()."""
-
-    def cell_failed(self, text: str) -> None:
-        """The process died or broke its protocol and was killed. `vm_exited` was called for each VM before."""
 
 
 class _Vm:
