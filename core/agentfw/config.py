@@ -76,6 +76,23 @@ class Config:
         self._text = text
         self.run: RunConfig = self.plugin("run", RunConfig)
 
+    @classmethod
+    def parsed(cls, text: str, file: Path | None = None) -> Config:
+        """That of a file with this text. ConfigError."""
+        try:
+            tables = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            line = re.search(r"at line (\d+)", str(error))
+            raise ConfigError("", f"not TOML: {error}", file, int(line[1]) if line else text.count("\n") + 1) from None
+        except RecursionError:
+            raise ConfigError("", "not TOML that anybody would write: it is nested too deeply", file) from None
+        return cls(tables, file, text)
+
+    @property
+    def text(self) -> str:
+        """Of the file; "" if there is none."""
+        return self._text
+
     def plugin(self, name: str, kind: type[Table]) -> Table:
         """The table `[name]` as `kind`; ConfigError for unknown keys, wrong types, missing ones. A `kind` that has paths in its
         texts may have a method `beside(directory)`, which returns it with the relative ones taken from there."""
@@ -171,14 +188,7 @@ def load_config(path: str | Path | None = None, directory: Path | None = None, *
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError("", f"not UTF-8: {error.reason}", file, data.count(b"\n", 0, error.start) + 1) from None
-    try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        line = re.search(r"at line (\d+)", str(error))
-        raise ConfigError("", f"not TOML: {error}", file, int(line[1]) if line else text.count("\n") + 1) from None
-    except RecursionError:
-        raise ConfigError("", "not TOML that anybody would write: it is nested too deeply", file) from None
-    return Config(tables, file, text)
+    return Config.parsed(text, file)
 
 
 def _steps(path: str, places: list[str | int]) -> list[str | int]:

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_address
+from typing import TYPE_CHECKING
 
 from . import addresses, dns_reply, dns_wire
 from .agents import Agent, ExitReport, Operator
@@ -32,6 +33,9 @@ from .relay.session import NameMemory
 from .relay.uses import Use, recheck
 from .reports import AuditEvent, Table
 from .upstream import TlsRequest, Upstream
+
+if TYPE_CHECKING:
+    from .pool.authority import PoolLink
 
 MAX_ADDRESSES = 16
 """Addresses of a name that are tried at most."""
@@ -61,6 +65,8 @@ class Runtime:
         self.plugins = plugins
         self.config = config
         self.counters: Counter[str] = Counter()
+        self.pool: PoolLink | None = None
+        """In a worker of a pool: the way to the router's plugins. Set before `start()`."""
         self.udp_peers: Counter[str] = Counter()
         """By agent's id: peers that its UDP sockets are connected to."""
         self.interceptor = Interceptor()

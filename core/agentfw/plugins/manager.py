@@ -300,12 +300,20 @@ class PluginManager:
     def reload(self, config: Config) -> list[str]:
         """Go on with `config`; -> the tables that changed. ConfigError or PluginError: all is as it was. HookError: a plugin
         broke its word amid it (`Prepared.commit()`)."""
+        prepared = self._prepared(config)
+        prepared.commit()
+        return prepared.changed
+
+    def check(self, config: Config) -> list[str]:
+        """-> the tables that would change if this were the configuration. ConfigError, PluginError as from `reload()`; nothing
+        changes."""
+        return self._prepared(config).changed
+
+    def _prepared(self, config: Config) -> Prepared:
         if self.from_config and chosen_plugins(config) != chosen_plugins(self.config):
             raise config.error("run.plugins", "other plugins, or another order, need a restart")
         config.check_tables({*available(), *self.names})
-        prepared = Prepared(self, config)
-        prepared.commit()
-        return prepared.changed
+        return Prepared(self, config)
 
     # -- how they are called
 

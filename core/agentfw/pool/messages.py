@@ -1,0 +1,176 @@
+"""What router and worker say to each other. `run` names a run: the job's id, with the attempt if it is not the first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from ..config import Config
+from .jobs import Job, JobResult, PoolError
+
+MAX_NUMBERS = 8192
+"""Counters of one worker."""
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    pass
+
+
+class Configuration(msgspec.Struct, frozen=True, array_like=True):
+    """An agentfw.toml: its text, where it comes from a file; else its tables."""
+
+    text: str
+    file: str | None
+    tables: dict[str, Any]
+
+    @staticmethod
+    def of(config: Config) -> Configuration:
+        text = config.text
+        return Configuration(text, None if config.file is None else str(config.file), {} if text else config.tables)
+
+    def config(self) -> Config:
+        """ConfigError."""
+        file = None if self.file is None else Path(self.file)
+        return Config.parsed(self.text, file) if self.text else Config(self.tables, file)
+
+
+# -- router -> worker
+
+
+class Setup(_Message, frozen=True):
+    """The first message. Answered by Ready or Failed."""
+
+    number: int
+    workers: int
+    size: int
+    """VMs of this worker at most, and how many of them are kept warm."""
+    idle: int
+    plugins: tuple[str, ...]
+    configuration: Configuration
+    engine: str
+    """MODULE:CLASS"""
+
+
+class Run(_Message, frozen=True):
+    run: str
+    job: Job
+
+
+class Signal(_Message, frozen=True):
+    run: str
+    number: int
+
+
+class Stop(_Message, frozen=True):
+    """Kill what runs, end."""
+
+
+class Feed(_Message, frozen=True):
+    """Question; answered with Done when there is room for more."""
+
+    run: str
+    data: bytes
+    end: bool
+
+
+class Fork(_Message, frozen=True):
+    """Question; answered with Done once they run."""
+
+    run: str
+    copies: tuple[str, ...]
+
+
+class Ping(_Message, frozen=True):
+    """Question; answered with Counts."""
+
+
+class Statistics(_Message, frozen=True):
+    """Question; answered with Numbers."""
+
+
+class Check(_Message, frozen=True):
+    """Question; could this be the configuration? Answered with Changed."""
+
+    configuration: Configuration
+
+
+class Apply(_Message, frozen=True):
+    """Question; it is the configuration. Answered with Changed."""
+
+    configuration: Configuration
+    size: int
+    idle: int
+
+
+# -- worker -> router
+
+
+class Ready(_Message, frozen=True):
+    pass
+
+
+class Failed(_Message, frozen=True):
+    """It cannot start."""
+
+    code: str
+    text: str
+    hint: str
+
+    def error(self) -> PoolError:
+        return PoolError(self.code, self.text, self.hint)
+
+
+class Started(_Message, frozen=True):
+    run: str
+
+
+class Wrote(_Message, frozen=True):
+    run: str
+    stream: Literal[1, 2]
+    data: bytes
+
+
+class Ended(_Message, frozen=True):
+    """`lost`: its cell died under it, through no fault of its own; then `result` says so."""
+
+    run: str
+    result: JobResult
+    lost: bool = False
+
+
+class Ask(_Message, frozen=True):
+    """Question of a worker's plugin to the router's; answered with Body."""
+
+    plugin: str
+    body: bytes
+
+
+# -- answers
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True):
+    pass
+
+
+class Counts(msgspec.Struct, frozen=True, array_like=True):
+    running: int = 0
+    idle: int = 0
+    cells: int = 0
+
+
+class Numbers(msgspec.Struct, frozen=True, array_like=True):
+    values: dict[str, float]
+
+
+class Changed(msgspec.Struct, frozen=True, array_like=True):
+    tables: list[str]
+
+
+class Body(msgspec.Struct, frozen=True, array_like=True):
+    data: bytes
+
+
+ToWorker = Setup | Run | Signal | Stop | Feed | Fork | Ping | Statistics | Check | Apply
+ToRouter = Ready | Failed | Started | Wrote | Ended | Ask

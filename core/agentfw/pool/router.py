@@ -1,0 +1,497 @@
+"""The router: takes jobs, keeps their book, deals them out to workers and tells what comes of them. A `backend.Backend`.
+
+    router = Router(config, plugins, load=lambda: load_config(...))
+    await router.start()
+    info = await router.submit(Job(...)); ...
+    await router.close()
+
+All of it belongs to one event loop, and worker processes to its thread: they die with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from importlib.metadata import version
+from typing import Any, Literal
+
+import msgspec
+
+from ..config import Config
+from ..errors import AgentfwError, ConfigError
+from ..plugins import load_plugins
+from ..runtime import Runtime
+from . import authority
+from .book import Book, Entry
+from .config import PoolConfig, TenantConfig
+from .jobs import DEFAULT_TEMPLATE, DEFAULT_TENANT, Job, JobInfo, JobResult, Output, PoolError, PoolInfo, State
+from .link import Channel
+from .messages import (
+    Apply,
+    Ask,
+    Changed,
+    Check,
+    Configuration,
+    Done,
+    Ended,
+    Feed,
+    Fork,
+    Numbers,
+    Run,
+    Setup,
+    Signal,
+    Started,
+    Statistics,
+    Wrote,
+)
+from .serving import ENGINE
+from .sharding import choose, divided
+from .waiting import Waiting
+from .workers import LocalWorker, Patience, ProcessWorker, Worker
+
+API = "v1"
+MAX_PAYLOAD_WAITING = 1 << 30
+"""Bytes of files, code and stdin of all jobs that have not ended."""
+MAX_LOSSES = 3
+"""Workers that a job may take with it; then it is not run again, whatever its `retries`."""
+MAX_SIGNALS = 64
+"""Kept for a job that waits."""
+MAX_FORK = 1024
+FEED = 128 << 10
+"""Bytes of standard input in a message."""
+LOOK_SECONDS = 2.0
+"""For workers to say what they count."""
+RELOAD_SECONDS = 60.0
+
+log = logging.getLogger("agentfw.pool")
+
+
+class Router:
+    """`plugins`: names, as for `load_plugins()`; `load`: reads the configuration again; `local`: one engine in this process
+    instead of worker processes; `engine`: MODULE:CLASS of another engine, for tests."""
+
+    def __init__(
+        self,
+        config: Config,
+        plugins: Sequence[str],
+        *,
+        load: Callable[[], Config],
+        local: bool = False,
+        patience: Patience | None = None,
+        engine: str = ENGINE,
+    ) -> None:
+        self.config = config
+        self.pool = config.plugin("pool", PoolConfig)
+        self.runtime: Runtime | None = None
+        """Of the router's own plugins; with `local` it is the agents'."""
+        self.numbers: Counter[str] = Counter()
+        self._plugins = tuple(plugins)
+        self._load = load
+        self._local = local
+        self._patience = patience or Patience()
+        self._engine = engine
+        self._started = time.time()
+        self._state: Literal["starting", "ready", "draining", "stopping"] = "starting"
+        self.book = Book(self.pool.keep_jobs, self.pool.keep_output)
+        self._waiting = Waiting(self._tenant)
+        self.workers: list[Worker] = []
+        self._feeding: dict[str, asyncio.Lock] = {}
+        self._reloading = asyncio.Lock()
+        self._empty: set[asyncio.Future[None]] = set()
+        """For the end of the last job."""
+
+    # -- life
+
+    async def start(self) -> None:
+        """Returns when all workers are ready. PoolError, ConfigError and what else the plugins raise; then nothing is left."""
+        try:
+            manager = load_plugins(self._plugins, self.config)
+            runtime = Runtime(asyncio.get_running_loop(), manager, self.config)
+            await runtime.start()
+            self.runtime = runtime
+            if self._local:
+                self.workers = [LocalWorker(self, runtime, self._patience)]
+            else:
+                count = min(self.pool.workers or len(os.sched_getaffinity(0)), self.pool.size)
+                self.workers = [ProcessWorker(self, number, self._patience) for number in range(count)]
+            starts = [asyncio.ensure_future(worker.start()) for worker in self.workers]
+            try:
+                await asyncio.gather(*starts)
+            finally:
+                for start in starts:
+                    start.cancel()
+                await asyncio.gather(*starts, return_exceptions=True)
+        except BaseException:
+            await self.close()
+            raise
+        self._state = "ready"
+        self._pump()
+
+    async def close(self) -> None:
+        """Kill what runs, end the workers. Jobs that have not ended are told to have been killed. Idempotent."""
+        self._state = "stopping"
+        for entry in [entry for entry in self.book if entry.state == "queued"]:
+            self._waiting.remove(entry)
+            self._end(entry, JobResult(kind="killed", text="the pool was stopped"))
+        results = await asyncio.gather(*(worker.close() for worker in self.workers), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                log.error("a worker did not close: %s", result)
+        for worker in self.workers:
+            for entry in list(worker.runs.values()):
+                self._release(worker, entry)
+                self._end(entry, JobResult(kind="killed", text="the pool was stopped"))
+        runtime, self.runtime = self.runtime, None
+        if runtime is not None:
+            await runtime.stop()
+
+    async def drain(self) -> None:
+        """Take no more jobs; returns when the last has ended."""
+        if self._state in ("starting", "ready"):
+            self._state = "draining"
+        while self.book.counts["done"] < len(self.book):
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._empty.add(waiter)
+            try:
+                await waiter
+            finally:
+                self._empty.discard(waiter)
+
+    # -- jobs
+
+    async def submit(self, job: Job) -> JobInfo:
+        """Take a job; returns at once, with its id. PoolError "bad_job", "pool_full", "draining"."""
+        job.check()
+        self._check_open()
+        if self.pool.template(job.template) is None:
+            known = ", ".join(sorted({DEFAULT_TEMPLATE, *self.pool.templates}))
+            raise PoolError("bad_job", f"there is no template `{job.template[:64]}` (there are: {known})")
+        most = self._tenant(job.tenant).queued
+        if len(self._waiting) >= self.pool.queue and not self._at_once(job.tenant):
+            self._full(f"{len(self._waiting)} jobs wait (`queue`)")
+        if most is not None and self._waiting.waiting(job.tenant) >= most and not self._at_once(job.tenant):
+            self._full(f"{self._waiting.waiting(job.tenant)} jobs of tenant `{job.tenant}` wait (its `queued`)")
+        entry = self.book.add(job, self._output_limit(job))
+        if self.book.payload > MAX_PAYLOAD_WAITING:
+            self.book.remove(entry)
+            self._full(f"jobs that have not ended take {MAX_PAYLOAD_WAITING >> 20} MiB")
+        self.numbers["submitted"] += 1
+        self._waiting.add(entry)
+        self._pump()
+        return entry.info()
+
+    async def info(self, job_id: str) -> JobInfo:
+        return self.book.get(job_id).info()
+
+    async def jobs(
+        self, *, state: State | None = None, tenant: str | None = None, labels: Mapping[str, str] | None = None, limit: int = 1000
+    ) -> list[JobInfo]:
+        """Newest first."""
+        return self.book.select(state, tenant, labels, limit)
+
+    async def wait(self, job_id: str, seconds: float | None = None) -> JobInfo:
+        """Its end, or where it stands after `seconds`. All its output has been taken in when it is "done"."""
+        entry = self.book.get(job_id)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while entry.state != "done":
+                    await entry.change()
+        return entry.info()
+
+    async def output(self, job_id: str, *, follow: bool = True, stdout: int = 0, stderr: int = 0) -> AsyncIterator[Output]:
+        """What it wrote from these offsets on, in the order it came in; `follow`: until its end."""
+        async for piece in self.book.get(job_id).output.read(follow=follow, stdout=stdout, stderr=stderr):
+            yield piece
+
+    async def feed(self, job_id: str, data: bytes, end: bool = False) -> None:
+        """More standard input of an interactive job; waits while the pool has enough of it, or it has not begun. PoolError
+        "unsupported"."""
+        entry = self.book.get(job_id)
+        if not entry.job.interactive:
+            raise PoolError("unsupported", f"job `{job_id}` has no open standard input", "submit it with `interactive`")
+        lock = self._feeding.setdefault(job_id, asyncio.Lock())
+        async with lock:
+            while entry.state == "queued":
+                await entry.change()
+            entry.fed = True
+            pieces = [data[begin : begin + FEED] for begin in range(0, len(data), FEED)] or [b""]
+            for number, piece in enumerate(pieces, 1):
+                if entry.state == "done" or entry.worker is None:
+                    raise PoolError("unsupported", f"job `{job_id}` has ended")
+                channel = self.workers[entry.worker].link()
+                await channel.ask(Feed(entry.run, piece, end and number == len(pieces)), Done)
+
+    async def signal(self, job_id: str, number: int) -> None:
+        """A signal to its process; 9 kills, also one that is still queued. Nothing if it has ended."""
+        if not 1 <= number <= 64:
+            raise PoolError("unsupported", f"there is no signal {number}")
+        entry = self.book.get(job_id)
+        if entry.state == "queued":
+            if number == 9:
+                self._waiting.remove(entry)
+                self._end(entry, JobResult(kind="killed", text="killed before it began"))
+            elif len(entry.signals) < MAX_SIGNALS:
+                entry.signals.append(number)
+        elif entry.state != "done" and entry.worker is not None:
+            await self.workers[entry.worker].link().put(Signal(entry.run, number))
+
+    async def fork(self, job_id: str, count: int) -> list[JobInfo]:
+        """`count` copies of a running job, each from where it stands, with output, pid, seed and clock of its own."""
+        entry = self.book.get(job_id)
+        self._check_open()
+        if not 1 <= count <= MAX_FORK:
+            raise PoolError("unsupported", f"{count} copies (1 to {MAX_FORK} at a time)")
+        if entry.state != "running" or entry.worker is None:
+            raise PoolError("unsupported", f"job `{job_id}` does not run: it is {entry.state}")
+        worker = self.workers[entry.worker]
+        channel = worker.link()
+        if worker.load + count > worker.slots:
+            self._full(f"worker {worker.number}, which has the job, has room for {max(0, worker.slots - worker.load)} more")
+        if not self._waiting.may_run(entry.job.tenant, count):
+            self._full(f"tenant `{entry.job.tenant}` may not run {count} more (its `running`)")
+        job = msgspec.structs.replace(entry.job, files={}, stdin=b"", interactive=False, retries=0)
+        copies = [self.book.add(job, self._output_limit(job), entry.id) for _ in range(count)]
+        for copy in copies:
+            self._waiting.run(copy)
+            self.book.sent(copy, worker.number)
+            worker.runs[copy.run] = copy
+        try:
+            await channel.ask(Fork(entry.run, tuple(copy.run for copy in copies)), Done)
+        except BaseException:
+            for copy in copies:
+                if copy.state != "done":
+                    self._release(worker, copy)
+                    self.book.remove(copy)
+            raise
+        self.numbers["forked"] += count
+        return [copy.info() for copy in copies]
+
+    # -- what there is
+
+    async def describe(self) -> PoolInfo:
+        await asyncio.gather(*(worker.look(LOOK_SECONDS) for worker in self.workers), return_exceptions=True)
+        counts = self.book.counts
+        return PoolInfo(
+            version=version("agentfw"),
+            api=API,
+            pid=os.getpid(),
+            state=self._state,
+            started=self._started,
+            queued=counts["queued"],
+            running=counts["starting"] + counts["running"],
+            done=self.book.finished,
+            templates=sorted({DEFAULT_TEMPLATE, *self.pool.templates}),
+            workers=[worker.info() for worker in self.workers],
+        )
+
+    async def metrics(self) -> dict[str, float]:
+        """Counters and gauges by dotted name, summed over the workers and the router's own plugins ("longest": the longest)."""
+        found: dict[str, float] = dict(self.runtime.statistics()) if self.runtime is not None else {}
+        ready = [worker for worker in self.workers if worker.state == "ready" and worker.channel is not None]
+        answers = await asyncio.gather(*(_numbers(worker.channel) for worker in ready if worker.channel), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, Numbers):
+                for name, value in answer.values.items():
+                    before = found.get(name, 0)
+                    found[name] = max(before, value) if name.endswith(".longest") else before + value
+        counts = self.book.counts
+        found |= {
+            "pool.queued": counts["queued"],
+            "pool.starting": counts["starting"],
+            "pool.running": counts["running"],
+            "pool.kept": counts["done"],
+            "pool.done": self.book.finished,
+            "pool.output_bytes": self.book.output_bytes,
+            "pool.payload_bytes": self.book.payload,
+            "pool.workers": len(self.workers),
+            "pool.workers_ready": sum(worker.state == "ready" for worker in self.workers),
+            "pool.workers_silent": len(self.workers) - sum(isinstance(answer, Numbers) for answer in answers),
+            "pool.worker_restarts": sum(worker.restarts for worker in self.workers),
+            "pool.uptime_seconds": time.time() - self._started,
+            **{f"pool.{name}": self.numbers[name] for name in ("submitted", "refused", "forked", "retried", "lost", "reloads")},
+        }
+        return found
+
+    # -- the configuration
+
+    async def reload(self) -> list[str]:
+        """Read the configuration again; -> the tables that changed. PoolError "bad_config": all goes on as before.
+
+        The router and all workers check it first; it takes effect if none of them refuses. A worker that cannot go on with what
+        it had agreed to is replaced at once, since its agents must not go on under rules that are no longer in force.
+        """
+        async with self._reloading:
+            runtime = self.runtime
+            if runtime is None or self._state == "stopping":
+                raise PoolError("unavailable", "the pool does not run")
+            try:
+                config = self._load()
+                pool = config.plugin("pool", PoolConfig)
+                for key in ("workers", "socket", "listen"):
+                    if getattr(pool, key) != getattr(self.pool, key):
+                        raise config.error(f"pool.{key}", "needs a restart of the pool")
+                runtime.plugins.check(config)
+            except ConfigError as error:
+                raise PoolError("bad_config", str(error), error.hint) from None
+            except AgentfwError as error:
+                raise PoolError("bad_config", str(error)) from None
+            configuration = Configuration.of(config)
+            ready = [worker for worker in self.workers if worker.state == "ready"]
+            await asyncio.gather(*(worker.link().ask(Check(configuration), Changed, RELOAD_SECONDS) for worker in ready))
+            tables = [name for name in ("run", "pool") if config.tables.get(name) != self.config.tables.get(name)]
+            try:
+                tables += (await runtime.reload(config)).tables
+            finally:
+                self._adopt(config, pool)
+                await asyncio.gather(*(self._apply(worker, configuration) for worker in ready))
+            self.numbers["reloads"] += 1
+            return tables
+
+    def _adopt(self, config: Config, pool: PoolConfig) -> None:
+        self.config, self.pool = config, pool
+        self.book.keep(pool.keep_jobs, pool.keep_output)
+        self._waiting.changed()
+        self._pump()
+
+    async def _apply(self, worker: Worker, configuration: Configuration) -> None:
+        setup = self.setup(worker)
+        try:
+            await worker.link().ask(Apply(configuration, setup.size, setup.idle), Changed, RELOAD_SECONDS)
+        except PoolError as error:
+            worker.replace(f"it did not take the configuration that it had agreed to: {error}")
+
+    # -- Owner (of workers)
+
+    def setup(self, worker: Worker) -> Setup:
+        count = len(self.workers)
+        for template in self.pool.templates or (DEFAULT_TEMPLATE,):
+            worker.known[DEFAULT_TENANT, template] = None
+        return Setup(
+            worker.number,
+            count,
+            divided(self.pool.size, count)[worker.number],
+            divided(self.pool.idle, count)[worker.number],
+            self._plugins,
+            Configuration.of(self.config),
+            self._engine,
+        )
+
+    def changed(self, worker: Worker) -> None:
+        self._pump()
+
+    def from_worker(self, worker: Worker, message: Any) -> None:
+        entry = worker.runs.get(message.run)
+        if entry is None:
+            return  # of a copy that did not come to be, or of one that was given up
+        if isinstance(message, Wrote):
+            self.book.wrote(entry, message.stream, message.data)
+        elif isinstance(message, Started):
+            self.book.started(entry)
+        elif isinstance(message, Ended):
+            self._release(worker, entry)
+            if message.lost and self._may_again(entry):
+                self._again(entry)
+            else:
+                self._end(entry, message.result)
+            self._pump()
+        else:
+            raise PoolError("internal", f"{type(message).__name__} is no event for a router")
+
+    async def asked(self, worker: Worker, message: Any) -> msgspec.Struct:
+        if isinstance(message, Ask) and self.runtime is not None:
+            return await authority.answer(self.runtime.plugins, message)
+        raise PoolError("unavailable", "the router does not answer this")
+
+    def worker_lost(self, worker: Worker, reason: str) -> None:
+        worker.known.clear()
+        for entry in list(worker.runs.values()):
+            self._release(worker, entry)
+            entry.workers_lost += 1
+            if self._state == "stopping":
+                self._end(entry, JobResult(kind="killed", text="the pool was stopped"))
+            elif self._may_again(entry):
+                self._again(entry)
+            else:
+                self.numbers["lost"] += 1
+                more = f"; {entry.workers_lost} workers ended under it" if entry.workers_lost > 1 else ""
+                self._end(entry, JobResult(kind="internal", text=f"worker_lost: worker {worker.number}: {reason}{more}"))
+        self._pump()
+
+    # -- how jobs go
+
+    def _pump(self) -> None:
+        """Deal out what waits, as long as somebody is free."""
+        if self._state == "starting" or self._state == "stopping":
+            return
+        while len(self._waiting) and any(worker.free for worker in self.workers):
+            entry = self._waiting.take()
+            if entry is None:
+                return  # all that wait may not run now
+            worker = choose(self.workers, entry.place)
+            assert worker is not None
+            assert worker.channel is not None
+            self.book.sent(entry, worker.number)
+            worker.runs[entry.run] = entry
+            worker.channel.send(Run(entry.run, entry.job))
+            for number in entry.signals:
+                worker.channel.send(Signal(entry.run, number))
+            entry.signals.clear()
+
+    def _release(self, worker: Worker, entry: Entry) -> None:
+        """The worker has it no more."""
+        del worker.runs[entry.run]
+        self._waiting.ended(entry)
+
+    def _may_again(self, entry: Entry) -> bool:
+        return (
+            entry.attempt <= entry.job.retries
+            and entry.workers_lost < MAX_LOSSES
+            and not entry.fed
+            and self._state in ("ready", "draining")
+        )
+
+    def _again(self, entry: Entry) -> None:
+        self.numbers["retried"] += 1
+        self.book.again(entry)
+        self._waiting.add(entry)
+
+    def _end(self, entry: Entry, result: JobResult) -> None:
+        self._feeding.pop(entry.id, None)
+        self.book.done(entry, result)
+        if self._empty and self.book.counts["done"] == len(self.book):
+            for waiter in self._empty:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    # -- small things
+
+    def _tenant(self, name: str) -> TenantConfig:
+        return self.pool.tenants.get(name) or _NO_TENANT
+
+    def _at_once(self, tenant: str) -> bool:
+        """A job of this tenant would not wait."""
+        return not len(self._waiting) and self._waiting.may_run(tenant) and any(worker.free for worker in self.workers)
+
+    def _output_limit(self, job: Job) -> int:
+        most = self.pool.limits.output
+        return most if job.limits.output is None else min(most, job.limits.output)
+
+    def _check_open(self) -> None:
+        if self._state in ("draining", "stopping"):
+            raise PoolError("draining", "the pool takes no more jobs: it is being stopped")
+
+    def _full(self, why: str) -> None:
+        self.numbers["refused"] += 1
+        raise PoolError("pool_full", f"the pool is full: {why}", "try again later, or make it larger")
+
+
+_NO_TENANT = TenantConfig()
+
+
+async def _numbers(channel: Channel) -> Numbers:
+    return await channel.ask(Statistics(), Numbers, LOOK_SECONDS)

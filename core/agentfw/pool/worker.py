@@ -1,0 +1,66 @@
+"""A worker process: `python -P -m agentfw.pool.worker FD`, FD being its end of a link to the router.
+
+It is killed when the router dies, and its cells when it does: whatever is killed, nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+
+_PR_SET_PDEATHSIG = 1
+DESCRIPTORS = 65536
+
+
+def die_with_parent() -> None:
+    """SIGKILL to this process when the thread that started it ends, however it does. (If it has ended, the link says so.)"""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+
+
+def more_descriptors() -> None:
+    """The usual soft limit, 1,024, is for programs that use select()."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+async def work(sock: socket.socket) -> None:
+    """Serve until the router says stop, or is gone."""
+    from .link import Link
+    from .messages import ToWorker
+    from .serving import Serving
+
+    serving = Serving()
+    serving.channel = await Link.open(sock, serving, ToWorker)
+    await serving.ended.wait()
+    await serving.close()
+    serving.channel.close()
+
+
+def main() -> None:
+    die_with_parent()
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's: they are the router's business
+        signal.signal(number, signal.SIG_IGN)
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    sock.set_inheritable(False)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(f"worker {os.getpid()}: %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    more_descriptors()
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(work(sock))
+
+
+if __name__ == "__main__":
+    main()
