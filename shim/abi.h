@@ -10,7 +10,7 @@
 #define AFW_ABI_H
 #include <stdint.h>
 
-#define AFW_ABI 2
+#define AFW_ABI 3
 
 /* ---- Guest address space. GVA = GPA; 2 MiB leaves, user+write+exec; GVA 0..2 MiB is not mapped (null dereferences fault,
  * and the page tables, which lie there as GPA, are out of the guest's sight). Everything runs at CPL 3. ---- */
@@ -147,7 +147,12 @@ struct afw_ctl {
     uint32_t trace;                  /* h  bit 0: post AFW_OP_TRACE after each call */
     uint32_t alone;                  /* g  1: no other thread wants the vCPU or waits for a time: no RESCHED upcall at a slice's end
                                       * (signals and `wake` make one all the same). 0 is always right */
+    uint32_t forked;                 /* h  1: this generation goes on from where a running VM stood, 0: from the template's READY */
+    uint32_t reserved_forked;
+    uint64_t fork_fill;              /* g  address of AFW_FORK_FILL bytes that get random content in every VM that goes on so; 0: none */
 };
+#define AFW_FORK_FILL 2496           /* the state of Python's global random generator (MT19937) */
+#define AFW_FORK_SIGNAL 63           /* its handler, if there is one, runs in the main thread of a forked VM when that next goes on */
 
 /* cpuid answers of the fleet's baseline, host-filled; looked up by (leaf, subleaf), else zeros. */
 #define AFW_CPUID_MAX 120

@@ -111,6 +111,7 @@ void signals_recalc(void);           /* sets attention for the current thread */
 int signals_waiting(struct thread *t);   /* a deliverable signal, or one it waits for */
 void signal_fault(int sig, int code, u64 addr);   /* to the current thread, by force */
 void signals_from_host(void);
+void signal_forked(void);
 void signals_drop(struct thread *t);
 u64 itimer_next(void);               /* deadline of ITIMER_REAL, NEVER */
 void itimer_expire(u64 now);

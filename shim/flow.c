@@ -61,6 +61,8 @@ void flow_open(void *file, struct chan **both, u32 kind, const struct addr *to)
                            : ring_call(AFW_OP_FLOW_OPEN, i, kind, AF_INET6, ip[0], ip[1], to->port);
     if (r < 0)
         fail(r);
+    if (f->hstate == AFW_H_FREE)     /* it was another VM that asked: this one was forked meanwhile */
+        fail(-ECONNRESET);
     both[0] = flow_chan(i, 0, file);
     both[1] = flow_chan(i, 1, file);
     both[0]->frames = kind == AFW_KIND_UDP;
@@ -143,7 +145,8 @@ static void cut(struct chan *c)
 
 void io_restored(void)
 {
-    for (u32 n = 0; n < fd_size; n++)
+    files_changed++;
+    for (u32 n = 0; n < fd_size && !CTL->forked; n++)
         if (peek(n))
             ring_void(peek(n));
     for (u32 i = AFW_FLOW_FIRST; i < AFW_FLOWS; i++) {
@@ -155,11 +158,15 @@ void io_restored(void)
             kfree(s->frx);
             kfree(s->ftx);
             s->frx = s->ftx = 0;
+            s->error = ECONNRESET;   /* what it waits for does not come */
         } else {
             cut(s->s.rx);
             cut(s->s.tx);
+            if (s->state == S_CONNECTING)
+                s->error = ECONNRESET;
             s->state = S_CONNECTED;
         }
         file_notify(s, ALL_EVENTS);
     }
+    wake_all(&freed);
 }

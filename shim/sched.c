@@ -112,16 +112,21 @@ static void restored(void)
 {
     u32 pid = CTL->pid;
     generation = CTL->generation;
-    next_tid = pid;
-    /* As fork() in the child: the C library keeps the thread's id where set_tid_address() pointed. */
-    if (main_thread.clear_tid && user_ok(main_thread.clear_tid, 4, 1) && AT(u32, main_thread.clear_tid) == main_thread.tid)
-        AT(u32, main_thread.clear_tid) = pid;
-    main_thread.tid = pid;
-    xstate_mask &= xgetbv();
+    if (next_tid < pid)
+        next_tid = pid;
     random_reseed();
     cpu_time_restart();
     cpu_at_switch = cpu_time();
-    main_thread.cpu_ns = 0;
+    if (CTL->forked)                 /* its threads keep their ids: mutexes that they hold know them by those */
+        signal_forked();
+    else {
+        /* As fork() in the child: the C library keeps the thread's id where set_tid_address() pointed. */
+        if (main_thread.clear_tid && user_ok(main_thread.clear_tid, 4, 1) && AT(u32, main_thread.clear_tid) == main_thread.tid)
+            AT(u32, main_thread.clear_tid) = pid;
+        main_thread.tid = pid;
+        xstate_mask &= xgetbv();
+        main_thread.cpu_ns = 0;
+    }
     io_restored();
 }
 

@@ -120,6 +120,15 @@ void signals_from_host(void)
             send(0, sig, SI_USER, 0, 0);
 }
 
+/* To the main thread of a forked VM, if there is a handler; unlike others it interrupts no call. */
+void signal_forked(void)
+{
+    if (actions[AFW_FORK_SIGNAL - 1].handler > SIG_IGN) {
+        add(&main_thread.pending, AFW_FORK_SIGNAL, SI_KERNEL, 0, 0);
+        signals_recalc();
+    }
+}
+
 void signal_fault(int sig, int code, u64 addr)
 {
     if (sig < 1 || sig > 31)

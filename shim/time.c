@@ -24,13 +24,13 @@ u64 deadline_after(u64 ns)
 
 /* What the host counted at the last entry, and the time since we first saw that count. */
 #define SLICE 8000000                /* ns: no run of the vCPU is much longer */
-static u64 counted, since, shown;
+static u64 counted, since, shown, before;        /* before: of the VM that this one was forked from */
 
 void cpu_time_restart(void)
 {
     counted = CTL->cpu_ns;
     since = now_mono();
-    shown = 0;
+    before = shown = CTL->forked ? shown : 0;
 }
 
 u64 cpu_time(void)
@@ -40,7 +40,7 @@ u64 cpu_time(void)
         counted = CTL->cpu_ns;
         since = now;
     }
-    u64 part = now - since, t = counted + (part < SLICE ? part : SLICE);     /* what is more went to others on the host */
+    u64 part = now - since, t = before + counted + (part < SLICE ? part : SLICE);     /* what is more went to others on the host */
     if (t < shown)
         t = shown;                   /* our estimate was ahead */
     return shown = t;

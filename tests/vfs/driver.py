@@ -11,7 +11,7 @@ from typing import NamedTuple
 from agentfw_vmm.config import Mount, _aliases
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SOURCES = ["vfs", "walk", "filerules", "rules", "handles", "tmpfs", "tmpdata", "readdir", "synth"]
+SOURCES = ["vfs", "walk", "filerules", "rules", "handles", "tmpfs", "tmpdata", "savefs", "readdir", "synth"]
 SOURCES += ["pathops", "nameops", "fileops"]
 CWD = 0xFFFFFFFF
 WRITABLE, SYSTEM = 1, 2

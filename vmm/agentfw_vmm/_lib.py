@@ -78,6 +78,7 @@ class Lib(Protocol):
     AFW_EV_SITES: int
     AFW_EV_ERROR: int
     AFW_EV_TRACE: int
+    AFW_EV_SAVED: int
     AFW_EV_RULES: int
     AFW_CMD_BOOT: int
     AFW_CMD_RESTORE: int
@@ -85,6 +86,7 @@ class Lib(Protocol):
     AFW_CMD_KILL: int
     AFW_CMD_SITES: int
     AFW_CMD_QUIT: int
+    AFW_CMD_SAVE: int
     AFW_CMD_SHARE: int
     AFW_CMD_LIMIT: int
     AFW_CMD_RULES: int
@@ -128,6 +130,7 @@ class Lib(Protocol):
     AFW_OP_FALLOCATE: int
     AFW_OP_FLOW_OPEN: int
     AFW_RULES_SIZE: int
+    AFW_NOTE_SIZE: int
     AFW_RULES_MAX: int
     AFW_RULES_PARTS: int
     AFW_RULES_RMDIR: int

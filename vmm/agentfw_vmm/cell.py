@@ -8,22 +8,23 @@ import errno
 import logging
 import os
 import signal
-import socket
 import struct
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
-from . import _lib, report, sites, trace
+from . import _lib, report, saved, sites, trace
 from ._lib import CELL_PROGRAM, FLOW_FIRST, QUEUE, RING, CommandStruct, Worker, lib, take, view
 from .cell_log import CellLog
 from .config import CellConfig, Mount, encode
 from .errors import CellError
-from .flows import GuestFlow
-from .report import VmExit, VmStatistics
+from .flows import GuestFlow, asked
+from .handler import CellHandler
+from .report import VmExit, VmStatistics, rate
 from .rules import refuses_connections
+from .saved import SavedVm, Saver
 from .turns import Turns
 
 logger = logging.getLogger("agentfw.vmm")
@@ -37,22 +38,6 @@ JOB = 3  # the job stream
 _NOTES = 20  # log lines about one life of a VM
 #: The only names of our environment that a cell gets: settings of the sanitizers, for builds with them.
 _SANITIZER_ENV = ("ASAN_OPTIONS", "UBSAN_OPTIONS", "LSAN_OPTIONS")
-
-
-class CellHandler(Protocol):
-    """What a cell tells its owner, from the event loop. Must not block; exceptions are logged."""
-
-    def vm_ready(self, vm: int, snapshot_bytes: int, error: int) -> None:
-        """A booted VM made its ready call. `error` 0: the snapshot was saved; else the errno that prevented it."""
-
-    def flow_opened(self, flow: GuestFlow) -> None:
-        """The guest connects: call `opened()` or `failed()`, and `close()` in the end."""
-
-    def vm_exited(self, vm: int, report: VmExit) -> None:
-        """The VM is gone and its number free. Once for each boot() or restore()."""
-
-    def cell_failed(self, text: str) -> None:
-        """The process died or broke its protocol and was killed. `vm_exited` was called for each VM before."""
 
 
 class _Vm:
@@ -82,7 +67,9 @@ class Cell:
     ends.
     """
 
-    def __init__(self, config: CellConfig, handler: CellHandler, worker: Worker, runners: list[int], eventfd: int) -> None:
+    def __init__(
+        self, config: CellConfig, handler: CellHandler, worker: Worker, runners: list[int], eventfd: int, save: int = -1
+    ) -> None:  # fmt: skip
         self.worker = worker
         self.scratch = _lib.new_bytes(RING)
         self.pid = 0
@@ -91,6 +78,7 @@ class Cell:
         self._loop = asyncio.get_running_loop()
         self._runner_fds = runners
         self._eventfd = eventfd
+        self._saver = Saver(config, save, self._ask_save)
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._cpu_seconds = 0.0
@@ -119,7 +107,8 @@ class Cell:
         cell: Cell | None = None
         worker: Worker | None = None
         try:
-            records = encode(config, opened)
+            kept.append(saved.save_file())
+            records = encode(config, opened, kept[0])
             worker = lib.afw_worker_new(config.vms, config.runners, records, len(records))
             if _lib.null(worker):
                 worker = None
@@ -133,8 +122,8 @@ class Cell:
             opened.append(kvm)
             kept.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
             kept += [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(config.runners)]
-            lib.afw_worker_descriptors(worker, kvm, kept[0], kept[1:])
-            cell = cls(config, handler, worker, kept[1:], kept[0])
+            lib.afw_worker_descriptors(worker, kvm, kept[1], kept[2:])
+            cell = cls(config, handler, worker, kept[2:], kept[1], kept[0])
             cell._spawn(program, [lib.afw_worker_memory_fd(worker), lib.afw_worker_windows_fd(worker), *kept, *opened])
         except BaseException:
             for fd in kept:
@@ -228,6 +217,7 @@ class Cell:
         self._loop.remove_reader(self._eventfd)
         self._loop.remove_reader(self._log.fd)
         self._log.close()
+        self._saver.close()
         os.close(self._eventfd)
         for fd in self._runner_fds:
             os.close(fd)
@@ -281,16 +271,18 @@ class Cell:
         """Starts the configuration's program in VM `vm`; at its ready call it is saved to `snapshot_out`."""
         self._begin(vm, lib.AFW_CMD_BOOT, 0, rules)
 
-    def restore(self, vm: int, pid: int, rules: bytes = b"") -> None:
+    def restore(self, vm: int, pid: int, rules: bytes = b"", note: bytes = b"") -> None:
         """Starts VM `vm` from `snapshot_in`; its getpid() will be `pid`. `rules` (`compile_rules()`): what it may not do.
+
+        From a SavedVm it goes on where that stood. `pid` must be another than that had; `note` is what its /proc/agentfw says.
 
         With CellConfig.recycle a VM that ended with kind "code", "signal" or "killed" is put back to the snapshot's state where
         that is certain, and made anew where it is not (`VmStatistics.recycled` tells). Who may follow whom in one is the
         caller's decision.
         """
-        self._begin(vm, lib.AFW_CMD_RESTORE, pid, rules)
+        self._begin(vm, lib.AFW_CMD_RESTORE, pid, rules, note)
 
-    def _begin(self, vm: int, command: int, argument: int, rules: bytes) -> None:
+    def _begin(self, vm: int, command: int, argument: int, rules: bytes, note: bytes = b"") -> None:
         if not 0 <= vm < self._config.vms:
             raise ValueError(f"VM {vm} of a cell with {self._config.vms}")
         if self.live(vm):
@@ -300,7 +292,7 @@ class Cell:
         error = lib.afw_window_reset(self.worker, vm)
         if error < 0:
             raise CellError(f"I/O window of VM {vm}: {os.strerror(-error)}")
-        error = lib.afw_worker_rules(self.worker, vm, rules, len(rules))
+        error = lib.afw_worker_rules(self.worker, vm, rules + note, len(rules + note))
         if error < 0:
             raise CellError(f"rules of VM {vm}: {os.strerror(-error)}")
         record = self._vms[vm] = _Vm()
@@ -308,7 +300,23 @@ class Cell:
         record.ruled = bool(rules) or command == lib.AFW_CMD_BOOT
         for index in range(FLOW_FIRST):
             record.flows[index] = GuestFlow(self, vm, index, "tcp", "", 0, record.turns)
-        self._command(vm % self._config.runners, command, vm, argument, b=len(rules))
+        if isinstance(self._config.snapshot_in, SavedVm):
+            record.flows[JOB].close()  # it has its job
+        self._command(vm % self._config.runners, command, vm, argument, c=len(note), b=len(rules))
+
+    async def save(self, vm: int) -> SavedVm:
+        """VM `vm`, which runs, as it stands now; it runs on. CellError if that cannot be, with the reason.
+
+        Not saved: connections (those who go on from it see them reset), bytes in its standard streams, signals on their way.
+        """
+        if not self.live(vm):
+            raise CellError(f"VM {vm} is not running")
+        return await self._saver.save(vm)
+
+    def _ask_save(self, vm: int) -> None:
+        if not self.live(vm):
+            raise CellError("the VM ended before it was saved")
+        self._command(vm % self._config.runners, lib.AFW_CMD_SAVE, vm)
 
     def rules(self, vm: int, rules: bytes) -> None:
         """Gives VM `vm`, which was restored without rules, those of its agent (`compile_rules()`; empty: none).
@@ -353,17 +361,17 @@ class Cell:
         """At most this part of a core (2.0: two cores) for all VMs together; None: no limit. They wait when it is used up;
         commands, signals and kills are served all the same. Holds from the runners' next turn on."""
         for runner in range(len(self._runner_fds)):
-            self._command(runner, lib.AFW_CMD_SHARE, 0, _rate(fraction))
+            self._command(runner, lib.AFW_CMD_SHARE, 0, rate(fraction))
 
     def limit(self, vm: int, cpu: float | None = None, cpu_seconds: float | None = None) -> None:
         """CPU time of a running VM, in place of what was said before: at most `cpu` of a core, and `cpu_seconds` from here on,
         then it ends as "killed" with a text for which `report.out_of_cpu()` is true. None: no limit. Nothing if it is gone."""
         if cpu_seconds is not None and not 0 < cpu_seconds <= _MOST_SECONDS:
             raise ValueError(f"{cpu_seconds} seconds of CPU time")
-        rate = _rate(cpu)
+        part = rate(cpu)
         if self.live(vm):
             ns = 0 if cpu_seconds is None else max(1, round(cpu_seconds * 1e9))
-            self._command(vm % self._config.runners, lib.AFW_CMD_LIMIT, vm, rate, b=ns)
+            self._command(vm % self._config.runners, lib.AFW_CMD_LIMIT, vm, part, b=ns)
 
     def cpu_seconds(self) -> float:
         """CPU time that the process has used so far, as the kernel counts it: its VMs and all that was done for them."""
@@ -523,6 +531,8 @@ class Cell:
             self._sites(runner, vm, record, arg, a, b, c, d)
         elif kind == lib.AFW_EV_RULES:
             record.enforce()
+        elif kind == lib.AFW_EV_SAVED:
+            self._saver.saved(vm, a, _positive(b))
         elif kind == lib.AFW_EV_TRACE:
             trace.log(vm, a, b, c, arg)
         elif kind == lib.AFW_EV_ERROR:
@@ -537,6 +547,7 @@ class Cell:
     def _exit(self, vm: int, record: _Vm, end: VmExit) -> None:
         record.live = False
         record.enforce()
+        self._saver.gone(vm)
         for flow in list(record.flows.values()):
             flow.end()
         self._call(self._handler.vm_exited, vm, end)
@@ -546,25 +557,10 @@ class Cell:
             self.note(vm, f"opened flow {index}, which is in use: killed")
             self.kill(vm)
             return
-        kind, family, port = a & 0xFFFF, a >> 16 & 0xFFFF, a >> 32
-        raw = struct.pack("<QQ", b, c)
-        error = 0
-        address = ""
-        if kind not in (lib.AFW_KIND_TCP, lib.AFW_KIND_UDP):
-            error = errno.EPROTONOSUPPORT
-        elif family == socket.AF_INET:
-            address = socket.inet_ntop(family, raw[:4])
-        elif family == socket.AF_INET6:
-            address = socket.inet_ntop(family, raw)
-        else:
-            error = errno.EAFNOSUPPORT
-        if port > 65535:
-            error = errno.EINVAL
+        kind, address, port, error = asked(a, b, c)
         if record.unconnected:
             error = errno.EPERM
-        if kind == lib.AFW_KIND_UDP and not port:
-            address = ""  # not connected: the first datagram tells
-        flow = GuestFlow(self, vm, index, "udp" if kind == lib.AFW_KIND_UDP else "tcp", address, port, record.turns)
+        flow = GuestFlow(self, vm, index, kind, address, port, record.turns)
         record.flows[index] = flow
         lib.afw_flow_accept(self.worker, vm, index)
         if error:
@@ -595,15 +591,6 @@ class Cell:
             function(*arguments)
         except Exception:
             logger.exception("cell %d: handler failed", self.pid)
-
-
-def _rate(fraction: float | None) -> int:
-    """A part of a core in millionths, 0: no limit. share.c knows a thousandth at least, a core for each runner at most."""
-    if fraction is None:
-        return 0
-    if not 0 < fraction <= 1000:
-        raise ValueError(f"a share of {fraction} cores")
-    return max(1, round(fraction * 1_000_000))
 
 
 def _positive(b: int) -> int:

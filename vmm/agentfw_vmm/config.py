@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from .errors import CellError
+from .saved import SavedVm
 
 _END, _MOUNT, _FILE, _PROGRAM, _ARG, _ENV, _MEMORY, _SNAPSHOT_IN, _SNAPSHOT_OUT, _SLICE, _TRACE, _TMP, _SYMLINK, _KEY = range(14)
-_HOT_IN, _HOT_OUT, _ALIAS, _RECYCLE = 14, 15, 16, 17
+_HOT_IN, _HOT_OUT, _ALIAS, _RECYCLE, _SAVE, _SAVED = range(14, 20)
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class CellConfig:
     """All that a cell and the VMs in it get to know.
 
     vms: VMs it may hold at once (1..64). runners: threads (1..4). memory: bytes a VM may commit. files: synthetic read-only
-    files by guest path, content or (mode, content). program, argv, env: what BOOT runs. snapshot_in: what RESTORE maps;
+    files by guest path, content or (mode, content). program, argv, env: what BOOT runs. snapshot_in: what RESTORE maps,
+    or goes on from;
     snapshot_out: where a booted VM is saved at its ready call. hot_in: pages to populate at each restore, as the
     cell of a rehearsal wrote them to its hot_out. key: 32 bytes that a snapshot must carry (b"": zeros).
     tmp_bytes, tmp_inodes: limits of each VM's private /tmp, /var/tmp and /dev/shm; private_dirs: guest paths of further private
@@ -49,7 +51,7 @@ class CellConfig:
     program: str = ""
     argv: list[str] = field(default_factory=list)
     env: Mapping[str, str] = field(default_factory=dict)
-    snapshot_in: Path | None = None
+    snapshot_in: Path | SavedVm | None = None
     snapshot_out: Path | None = None
     hot_in: Path | None = None
     hot_out: Path | None = None
@@ -108,10 +110,11 @@ def _open(path: Path | str, flags: int, opened: list[int]) -> int:
     return fd
 
 
-def encode(config: CellConfig, opened: list[int]) -> bytes:
+def encode(config: CellConfig, opened: list[int], save: int = -1) -> bytes:
     """The configuration as records; descriptors it names are appended to `opened`, to be inherited and then closed.
 
-    The snapshot's paths are opened here, so that a cell needs no path of the host. CellError for what cannot be.
+    The snapshot's paths are opened here, so that a cell needs no path of the host. `save`: descriptor of the file for VMs that
+    are saved. CellError for what cannot be.
     """
     if config.key and len(config.key) != 32:
         raise CellError(f"snapshot key of {len(config.key)} bytes instead of 32")
@@ -134,7 +137,12 @@ def encode(config: CellConfig, opened: list[int]) -> bytes:
         parts.append(_record(_PROGRAM, _guest(config.program)))
     parts += [_record(_ARG, _string(argument)) for argument in config.argv]
     parts += [_record(_ENV, _string(f"{name}={value}")) for name, value in config.env.items()]
-    if config.snapshot_in is not None:
+    if save >= 0:
+        parts.append(_record(_SAVE, struct.pack("<I", save)))
+    if isinstance(config.snapshot_in, SavedVm):
+        opened.append(os.dup(config.snapshot_in.fd))
+        parts.append(_record(_SAVED, struct.pack("<I", opened[-1])))
+    elif config.snapshot_in is not None:
         parts.append(_record(_SNAPSHOT_IN, struct.pack("<I", _open(config.snapshot_in, os.O_RDONLY, opened))))
     if config.snapshot_out is not None:
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import struct
 from typing import Literal, Protocol
 
 from ._lib import RING, Bytes, DgramStruct, Worker, lib, new_datagram, pointer, take, view
@@ -283,6 +284,27 @@ class GuestFlow:
         _release(self._waiters)
         if self._closers and self._over():
             _release(self._closers)
+
+
+def asked(a: int, b: int, c: int) -> tuple[Literal["tcp", "udp"], str, int, int]:
+    """Kind, address, port and errno (0: none) of what a guest wants to connect to, from an AFW_EV_FLOW_OPEN."""
+    kind, family, port = a & 0xFFFF, a >> 16 & 0xFFFF, a >> 32
+    raw = struct.pack("<QQ", b, c)
+    error = 0
+    address = ""
+    if kind not in (lib.AFW_KIND_TCP, lib.AFW_KIND_UDP):
+        error = errno.EPROTONOSUPPORT
+    elif family == socket.AF_INET:
+        address = socket.inet_ntop(family, raw[:4])
+    elif family == socket.AF_INET6:
+        address = socket.inet_ntop(family, raw)
+    else:
+        error = errno.EAFNOSUPPORT
+    if port > 65535:
+        error = errno.EINVAL
+    if kind == lib.AFW_KIND_UDP and not port:
+        address = ""  # not connected: the first datagram tells
+    return "udp" if kind == lib.AFW_KIND_UDP else "tcp", address, port, error
 
 
 def _release(waiters: list[asyncio.Future[None]]) -> None:

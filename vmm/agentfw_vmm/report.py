@@ -65,6 +65,15 @@ def out_of_cpu(end: VmExit) -> bool:
     return end.kind == "killed" and end.text.startswith("CPU time: ")  # AFW_TEXT_CPU in cell.h
 
 
+def rate(fraction: float | None) -> int:
+    """A part of a core in millionths, 0: no limit. share.c knows a thousandth at least, a core for each runner at most."""
+    if fraction is None:
+        return 0
+    if not 0 < fraction <= 1000:
+        raise ValueError(f"a share of {fraction} cores")
+    return max(1, round(fraction * 1_000_000))
+
+
 def statistics(vm: VmStruct) -> VmStatistics:
     return VmStatistics(**numbers(vm, tuple(VmStatistics.__dataclass_fields__)))
 

@@ -23,7 +23,8 @@ enum afw_event_type {
     AFW_EV_SITES = 5,                /* runner's site area holds code to decode: arg = AFW_SITES_*, a = guest address, b = bytes, c = request id, d = AFW_SITES_LAZY: offset of the return address */
     AFW_EV_ERROR = 6,                /* the cell itself failed for this VM: vm[].text says what */
     AFW_EV_TRACE = 7,                /* a = nr | where << 32, b = result, c = first argument; arg = low bits of the second */
-    AFW_EV_RULES = 8                 /* VM has the rules that AFW_CMD_RULES gave it: what comes from here on is under them */
+    AFW_EV_RULES = 8,                /* VM has the rules that AFW_CMD_RULES gave it: what comes from here on is under them */
+    AFW_EV_SAVED = 9                 /* answer to AFW_CMD_SAVE: a = bytes of the file, b = 0 or -errno (save.c) */
 };
 struct afw_event {
     uint32_t type;
@@ -50,6 +51,7 @@ enum afw_command_type {
     AFW_CMD_QUIT = 7,                /* runner: kill its VMs, end */
     AFW_CMD_RULES = 8,               /* vm: restored with b = 0, its rules come now, once; b as for RESTORE. Answer: AFW_EV_RULES, or AFW_EV_ERROR */
     AFW_CMD_DISCARD = 9,             /* vm: what is kept of it after its end (AFW_REC_RECYCLE) goes */
+    AFW_CMD_SAVE = 10,               /* vm, running: as it stands into the file of AFW_REC_SAVE, and on. One at a time in a cell */
     AFW_CMD_SHARE = 16,              /* to every runner: all VMs of the cell together get a millionths of a core; 0: no limit */
     AFW_CMD_LIMIT = 17               /* vm: at most a millionths of a core, and b ns of CPU time from here on; 0: no limit */
 };
@@ -238,6 +240,10 @@ struct afw_runner_queues {
 #define AFW_REC_ALIAS 16             /* u32 path length, path, path: two guest paths of the same host files (mounts that overlap); for rules */
 #define AFW_REC_RECYCLE 17           /* u32 pages: a restored VM that ended is kept for the next RESTORE, which puts it back (recycle.c); of the pages that
                                       * it changed at most so many stay in memory until then */
+#define AFW_REC_SAVE 18              /* u32 fd, writable: for AFW_CMD_SAVE */
+#define AFW_REC_SAVED 19             /* u32 fd: what a SAVE of another cell of this tenant wrote. RESTORE goes on from there, c bytes of note (/proc/agentfw) behind
+                                      * the b bytes of rules */
+#define AFW_NOTE_SIZE 1024           /* of a note at most */
 struct afw_record {
     uint32_t type;
     uint32_t size;                   /* of the payload */
@@ -246,6 +252,7 @@ struct afw_record {
 /* Head of a snapshot file. Page data is page-aligned; extents are mapped MAP_PRIVATE, everything else is zero. */
 #define AFW_SNAPSHOT_MAGIC 0x31504e5357464141
 #define AFW_SNAPSHOT_FORMAT 1
+#define AFW_SAVED_MAGIC 0x3144564153574641   /* of AFW_CMD_SAVE: private state goes on behind that of a snapshot (struct saved_vm in machine.h) */
 #define AFW_SNAPSHOT_EXTENTS 256
 struct afw_snapshot_extent {
     uint64_t gpa;

@@ -88,6 +88,12 @@ static int record(uint32_t type, const uint8_t *p, uint32_t size)
             return -EINVAL;
         c->recycle = u32(p);
         return 0;
+    case AFW_REC_SAVE:
+    case AFW_REC_SAVED:
+        if (size != 4)
+            return -EINVAL;
+        *(type == AFW_REC_SAVE ? &c->save : &c->saved) = (int)u32(p);
+        return 0;
     case AFW_REC_SLICE:
         if (size != 8)
             return -EINVAL;
@@ -125,7 +131,7 @@ static const uint8_t *next(const uint8_t *records, uint64_t size, uint64_t *at, 
 int config_parse(const uint8_t *records, uint64_t size, char *error, size_t error_size)
 {
     struct config *c = &cell.config;
-    *c = (struct config){.memory = 256ull << 20, .slice_ns = 5000000, .snapshot_in = -1, .snapshot_out = -1, .hot_out = -1};
+    *c = (struct config){.memory = 256ull << 20, .slice_ns = 5000000, .snapshot_in = -1, .snapshot_out = -1, .hot_out = -1, .save = -1, .saved = -1};
     uint64_t at = 0;
     struct afw_record r;
     for (unsigned i = 0;; i++) {
@@ -151,7 +157,7 @@ void config_fds(const uint8_t *records, uint64_t size, void (*keep)(int fd))
     const uint8_t *p;
     while ((p = next(records, size, &at, &r)) && r.type != AFW_REC_END) {
         if ((r.type == AFW_REC_MOUNT || r.type == AFW_REC_SNAPSHOT_IN || r.type == AFW_REC_SNAPSHOT_OUT || r.type == AFW_REC_HOT_IN ||
-             r.type == AFW_REC_HOT_OUT) && r.size >= 4)
+             r.type == AFW_REC_HOT_OUT || r.type == AFW_REC_SAVE || r.type == AFW_REC_SAVED) && r.size >= 4)
             keep((int)u32(p));
     }
 }

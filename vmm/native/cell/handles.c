@@ -38,13 +38,8 @@ void vfs_fd_drop(struct vfs *vfs)
         atomic_fetch_add(&pool, 1);
 }
 
-static int slot_free(struct vfs *vfs, uint32_t *slot)
+static int grow(struct vfs *vfs)
 {
-    for (uint32_t i = 0; vfs->open < vfs->slots && i < vfs->slots; i++)
-        if (!vfs->handle[i]) {
-            *slot = i;
-            return 0;
-        }
     if (vfs->slots >= VFS_HANDLES)
         return -EMFILE;
     uint32_t n = vfs->slots ? vfs->slots * 2 : 16;
@@ -52,10 +47,20 @@ static int slot_free(struct vfs *vfs, uint32_t *slot)
     if (!grown)
         return -ENOMEM;
     memset(grown + vfs->slots, 0, (n - vfs->slots) * sizeof *grown);
-    *slot = vfs->slots;
     vfs->handle = grown;
     vfs->slots = n;
     return 0;
+}
+
+static int slot_free(struct vfs *vfs, uint32_t *slot)
+{
+    for (uint32_t i = 0; vfs->open < vfs->slots && i < vfs->slots; i++)
+        if (!vfs->handle[i]) {
+            *slot = i;
+            return 0;
+        }
+    *slot = vfs->slots;
+    return grow(vfs);
 }
 
 int64_t handle_new(struct vfs *vfs, const struct place *p, int fd, uint8_t access, struct handle **out)
@@ -103,14 +108,39 @@ int64_t handle_new(struct vfs *vfs, const struct place *p, int fd, uint8_t acces
     return (int64_t)slot + 1;
 }
 
-struct handle *handle_get(struct vfs *vfs, uint64_t number)
+int handle_at(struct vfs *vfs, uint32_t number, const char *path, struct handle **out)
+{
+    int r = 0;
+    while (!r && number > vfs->slots)
+        r = grow(vfs);
+    if (r < 0)
+        return r;
+    if (vfs->handle[number - 1])
+        return -EEXIST;
+    struct handle *h = calloc(1, sizeof *h + strlen(path) + 1);
+    if (!h)
+        return -ENOMEM;
+    strcpy(h->path, path);
+    h->fd = -1;
+    vfs->handle[number - 1] = *out = h;
+    vfs->open++;
+    return 0;
+}
+
+static struct handle *slot(struct vfs *vfs, uint64_t number)
 {
     return number - 1 < vfs->slots ? vfs->handle[number - 1] : 0;
 }
 
+struct handle *handle_get(struct vfs *vfs, uint64_t number)
+{
+    struct handle *h = slot(vfs, number);
+    return h && !h->lost ? h : 0;
+}
+
 int handle_close(struct vfs *vfs, uint64_t number)
 {
-    struct handle *h = handle_get(vfs, number);
+    struct handle *h = slot(vfs, number);
     if (!h)
         return -EBADF;
     if (h->fd >= 0) {

@@ -48,7 +48,7 @@ struct config {
     char **argv, **env;
     uint32_t argc, envc;
     uint64_t memory, slice_ns;
-    int snapshot_in, snapshot_out, hot_out;      /* -1: none */
+    int snapshot_in, snapshot_out, hot_out, save, saved;   /* -1: none */
     bool trace, has_key;
     uint32_t recycle;                            /* pages kept in memory of a VM that ended; 0: VMs are not kept */
     uint8_t key[32];
@@ -73,6 +73,7 @@ const char *cpu_missing(const struct cpu_model *cpu, const uint64_t needs[4]);
 struct vcpu_state;
 struct saved_protection;
 struct saved_mapping;
+struct saved_vm;
 struct snapshot {                                /* restore.c: the parsed and checked file */
     struct afw_snapshot_header h;
     uint8_t *state;
@@ -80,6 +81,9 @@ struct snapshot {                                /* restore.c: the parsed and ch
     const struct saved_protection *protection;
     const struct saved_mapping *mapping;
     const char **name;                           /* of each mapping, interned */
+    int fd;
+    const struct saved_vm *vm;                   /* of what SAVE wrote; 0: a template's snapshot */
+    const uint8_t *vfs;                          /* its vfs_size bytes */
 };
 
 struct cell {
@@ -137,7 +141,9 @@ uint64_t share_wait_vm(struct machine *m, uint64_t *now);
 bool share_before(struct runner *r, struct machine *m, const struct machine *other);   /* m's turn comes before other's (0: none) */
 void share_turn(struct runner *r, const struct machine *m);   /* m runs now */
 
-enum run_state { RUN_FREE, RUN_READY, RUN_PARKED, RUN_STALLED, RUN_KEPT };   /* KEPT: ended, recycle.c may make a new one of it */
+enum run_state { RUN_FREE, RUN_READY, RUN_PARKED, RUN_STALLED, RUN_SAVING, RUN_KEPT };   /* KEPT: ended, recycle.c may make a new one of it */
+/* Where a VM that is not running stands: whether it can be saved there (save.c) */
+enum stands { STANDS_ELSEWHERE, STANDS_USER, STANDS_DOORBELL };
 struct mapping {                                 /* a host file in guest memory */
     uint64_t start, end, offset;
     const char *name;                            /* interned, never freed */
@@ -174,6 +180,9 @@ struct machine {
     bool clean;                                  /* KEPT: its memory is put back already */
     uint32_t seams;                              /* pages with PAGE_SEAM */
     uint64_t reset_ns, private_pages;            /* as in struct afw_vm_shm */
+    enum stands stands;
+    struct saving *saving;                       /* save.c; 0: nobody has asked */
+    bool forked;                                 /* restored from what SAVE wrote */
 };
 static inline struct machine *machine_of(struct vm *vm) { return (struct machine *)vm; }
 static inline bool vm_lives(const struct machine *m) { return m->state != RUN_FREE && m->state != RUN_KEPT; }
@@ -253,7 +262,16 @@ void upcall(struct machine *m, uint32_t kind, uint32_t signal, uint64_t code, ui
 
 /* ---- snapshot.c, restore.c ---- */
 int64_t snapshot_save(struct machine *m);        /* -> bytes, -errno */
+/* The parts of it, for save.c. running: keep the extended state whole, and say which mappings are shared */
+int snapshot_state(struct machine *m, struct buffer *out, bool running);
+int snapshot_pages(struct machine *m, uint64_t gpa, uint64_t end, struct buffer *runs);   /* those in committed chunks that are not zero, and not of shared files */
+int snapshot_head(struct machine *m, struct afw_snapshot_header *h, struct buffer *runs); /* all fields but sizes, offsets and checksum */
+int snapshot_unlock(struct machine *m, bool on);  /* PROT_NONE pages can be read for the while; off: as it was */
+int snapshot_write(int fd, const void *data, size_t n, uint64_t offset);
+/* -> bytes done, a page without content counts as done; -errno */
+int64_t snapshot_copy(struct machine *m, int fd, uint64_t gpa, uint64_t size, uint64_t offset);
 int snapshot_restore(struct machine *m, uint32_t pid, char *error, size_t size);
+int snapshot_go_on(struct machine *m, char *error, size_t size);   /* the last step of a forked VM, when it has its rules */
 /* Private state in the snapshot, at vcpu_offset: this, then protections, then mappings, then names. */
 struct vcpu_state {
     struct kvm_regs regs;
@@ -264,7 +282,24 @@ struct vcpu_state {
     uint8_t xsave[4096];
 };
 struct saved_protection { uint64_t start, end; uint32_t prot, reserved; };
+#define SAVED_SHARED 1
+#define SAVED_WRITABLE 2
+#define SAVED_FILE 4                             /* flags / this - 1: number of the private file that is mapped; 0: none */
 struct saved_mapping { uint64_t start, end, offset; uint32_t name, flags; };
+/* Behind the names in what SAVE wrote, at a multiple of 8: this, then what vfs_save() made */
+struct saved_vm {
+    uint64_t mono;                               /* what the guest's clock said at the end */
+    uint64_t data, data_size;                    /* content of private files, in the file */
+    uint64_t write_bytes, creates;               /* left of what rules allow */
+    uint64_t vfs_size;
+};
+
+/* ---- save.c ---- */
+void save_ask(struct machine *m);                /* AFW_CMD_SAVE */
+void save_look(struct machine *m);               /* between two turns: begins if the VM stands where it can */
+void save_step(struct machine *m);               /* RUN_SAVING: a part of the work, a few milliseconds */
+void save_drop(struct machine *m);               /* the VM ends */
+bool save_tell(struct machine *m, uint64_t now, uint64_t *deadline);   /* answers, and gives up in time. -> true: *deadline is to be kept */
 
 /* ---- recycle.c ---- */
 #define RECYCLE_SEAMS 128                        /* of a VM; beyond that it is made anew */

@@ -32,7 +32,7 @@ int walk_op(struct vfs *vfs, uint64_t gva, uint64_t len, uint64_t base, int how,
 }
 
 /* Opens what a walk found at a host path for real. The type was looked at before (no FIFO or device is opened), and is looked at again. */
-static int host_open_file(const struct place *p, int flags, uint32_t mode)
+int host_open_file(const struct place *p, int flags, uint32_t mode)
 {
     struct stat st;
     int fd;

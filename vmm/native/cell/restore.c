@@ -9,11 +9,14 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include "machine.h"
+#include "rules.h"
 
 #define STATE_MAX (64u << 20)
+#define SAVED_STATE_MAX (256u << 20)
 
 static int read_all(int fd, void *out, size_t n, uint64_t offset)
 {
@@ -40,6 +43,22 @@ static bool chunk_set(const struct afw_snapshot_header *h, uint64_t gva, uint64_
     return true;
 }
 
+static const char *check_saved(struct snapshot *s, uint64_t at)
+{
+    uint64_t size = s->h.vcpu_size;
+    at = (at + 7) & ~7ull;
+    if (!inside(at, sizeof *s->vm, 0, size))
+        return "the saved VM's part is too short";
+    const struct saved_vm *vm = (const struct saved_vm *)(s->state + at);
+    if (vm->vfs_size != size - at - sizeof *s->vm)
+        return "the saved VM's files do not fit";
+    if (vm->data % PAGE || !inside(vm->data, vm->data_size, 0, s->h.file_size))
+        return "content of files is out of bounds";
+    s->vm = vm;
+    s->vfs = (const uint8_t *)(vm + 1);
+    return 0;
+}
+
 static const char *check_state(struct snapshot *s)
 {
     const struct vcpu_state *v = s->vcpu = (const struct vcpu_state *)s->state;
@@ -53,7 +72,7 @@ static const char *check_state(struct snapshot *s)
     if (v->n_mappings > left / sizeof *s->mapping)
         return "mappings do not fit";
     left -= v->n_mappings * sizeof *s->mapping;
-    if (v->names_size != left)
+    if (s->h.magic == AFW_SAVED_MAGIC ? v->names_size > left : v->names_size != left)
         return "names do not fit";
     s->protection = (const struct saved_protection *)(v + 1);
     s->mapping = (const struct saved_mapping *)(s->protection + v->n_protections);
@@ -72,9 +91,12 @@ static const char *check_state(struct snapshot *s)
         const struct saved_mapping *x = &s->mapping[i];
         if (x->name >= v->names_size || x->end <= x->start || x->end > AFW_SPACE_END)
             return "a mapping is out of bounds";
+        if (x->flags && (s->h.magic != AFW_SAVED_MAGIC || (x->start | x->end | x->offset) % PAGE || x->start < AFW_IMAGE || x->flags < SAVED_FILE ||
+                         !chunk_set(&s->h, x->start, x->end - x->start) || x->offset > INT64_MAX - (x->end - x->start)))
+            return "a mapping of a private file is out of bounds";
         s->name[i] = i && x->name == x[-1].name ? s->name[i - 1] : intern(names + x->name);
     }
-    return 0;
+    return s->h.magic == AFW_SAVED_MAGIC ? check_saved(s, (uint64_t)((const uint8_t *)names + v->names_size - s->state)) : 0;
 }
 
 static const char *check(struct snapshot *s, int fd, char *error, size_t size)
@@ -85,7 +107,8 @@ static const char *check(struct snapshot *s, int fd, char *error, size_t size)
         return "none was configured";
     if (fstat(fd, &st) || st.st_size < (off_t)sizeof *h || read_all(fd, h, sizeof *h, 0))
         return "the file is too short or cannot be read";
-    if (h->magic != AFW_SNAPSHOT_MAGIC)
+    bool saved = fd == cell.config.saved;
+    if (h->magic != (saved ? AFW_SAVED_MAGIC : AFW_SNAPSHOT_MAGIC))
         return "not a snapshot, or an unfinished one";
     if (h->format != AFW_SNAPSHOT_FORMAT || h->abi != AFW_ABI) {
         snprintf(error, size, "format %u, ABI %u; this version reads format %d, ABI %d", h->format, h->abi, AFW_SNAPSHOT_FORMAT, AFW_ABI);
@@ -93,7 +116,7 @@ static const char *check(struct snapshot *s, int fd, char *error, size_t size)
     }
     if (h->file_size != (uint64_t)st.st_size)
         return "the file is damaged: its size is not what its head says";
-    if (h->vcpu_offset != sizeof *h || h->vcpu_size > STATE_MAX || h->vcpu_size < sizeof(struct vcpu_state) || !inside(h->vcpu_offset, h->vcpu_size, 0, h->file_size) ||
+    if (h->vcpu_offset != sizeof *h || h->vcpu_size > (saved ? SAVED_STATE_MAX : STATE_MAX) || h->vcpu_size < sizeof(struct vcpu_state) || !inside(h->vcpu_offset, h->vcpu_size, 0, h->file_size) ||
         h->n_extents > AFW_SNAPSHOT_EXTENTS)
         return "the file is damaged: sizes out of bounds";
     s->state = aligned_alloc(64, (h->vcpu_size + 63u) & ~63u);
@@ -138,7 +161,8 @@ static const struct snapshot *the_snapshot(char *error, size_t size)
     pthread_mutex_lock(&lock);
     if (!tried) {
         char text[160];
-        const char *e = check(&s, cell.config.snapshot_in, text, sizeof text);
+        s.fd = cell.config.saved >= 0 ? cell.config.saved : cell.config.snapshot_in;
+        const char *e = check(&s, s.fd, text, sizeof text);
         if (e)
             snprintf(why, sizeof why, "%s", e);
         tried = true;
@@ -147,6 +171,63 @@ static const struct snapshot *the_snapshot(char *error, size_t size)
     if (*why)
         snprintf(error, size, "snapshot: %s", why);
     return *why ? 0 : &s;
+}
+
+/* Private files that are mapped shared: what is written through one place is seen through the others. */
+static int map_files(struct machine *m, const struct snapshot *s)
+{
+    for (uint32_t i = 0; i < s->vcpu->n_mappings; i++) {
+        const struct saved_mapping *x = &s->mapping[i];
+        if (!x->flags)
+            continue;
+        struct tnode *file = vfs_file(m->vm.vfs, x->flags / SAVED_FILE - 1);
+        int fd = file ? vfs_host_fd(m->vm.vfs, file) : -EINVAL;
+        if (fd < 0)
+            return fd;
+        int e = pieces_room(m, x->start, x->end - x->start, true);
+        if (e)
+            return e;
+        if (mmap(m->vm.mem + x->start, x->end - x->start, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, fd, (off_t)x->offset) == MAP_FAILED)
+            return -errno;
+        pieces_done(m, x->start, x->end - x->start, PROT_READ | PROT_WRITE, true);
+    }
+    return 0;
+}
+
+/* What is new in a VM that goes on: nothing that others of its kind could foresee is left, and its clock does not go back. */
+static void renew(struct machine *m, const struct snapshot *s)
+{
+    struct afw_ctl *ctl = m->vm.ctl;
+    uint8_t fill[AFW_FORK_FILL];
+    uint64_t at = ctl->fork_fill;
+    if (m->clock_mono_base < s->vm->mono)
+        ctl->mono_base = m->clock_mono_base = s->vm->mono;
+    if (at) {
+        for (size_t done = 0; done < sizeof fill; done += 256)   /* so much comes without interruption */
+            while (getrandom(fill + done, sizeof fill - done < 256 ? sizeof fill - done : 256, 0) < 0)
+                ;
+        if (at >= AFW_IMAGE)
+            guest_write(&m->vm, at, fill, sizeof fill);   /* (an address that is no good is the guest's own affair) */
+    }
+    ctl->forked = 1;
+    /* It takes up its new pid and seed as it leaves the shim; if it stands in its own code, by an upcall before that goes on. */
+    ctl->resched = rip_in_shim(s->vcpu->regs.rip);
+    ctl->alone = 0;
+    m->slice_over = !ctl->resched;
+    m->forked = true;
+}
+
+int snapshot_go_on(struct machine *m, char *error, size_t size)
+{
+    const struct snapshot *s = the_snapshot(error, size);
+    if (!s)
+        return -EINVAL;
+    if (m->vm.rules)
+        rules_leave(m->vm.rules, s->vm->write_bytes, s->vm->creates);
+    int e = vfs_loaded(m->vm.vfs);
+    if (e)
+        snprintf(error, size, "restore: files: %s", strerror(-e));
+    return e;
 }
 
 static int map_memory(struct machine *m, const struct snapshot *s)
@@ -173,10 +254,13 @@ static int map_memory(struct machine *m, const struct snapshot *s)
         int e = pieces_room(m, x->gpa, x->size, true);
         if (e)
             return e;
-        if (mmap(m->vm.mem + x->gpa, x->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, cell.config.snapshot_in, (off_t)x->offset) == MAP_FAILED)
+        if (mmap(m->vm.mem + x->gpa, x->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, s->fd, (off_t)x->offset) == MAP_FAILED)
             return -errno;
         pieces_done(m, x->gpa, x->size, PROT_READ | PROT_WRITE, true);
     }
+    int e = s->vm ? map_files(m, s) : 0;
+    if (e)
+        return e;
     for (uint32_t i = 0; i < s->vcpu->n_protections; i++) {
         const struct saved_protection *p = &s->protection[i];
         int e = pieces_room(m, p->start, p->end - p->start, false);
@@ -200,7 +284,9 @@ static int list_mappings(struct machine *m, const struct snapshot *s)
     m->maps = 0;
     for (uint32_t i = 0; i < s->vcpu->n_mappings; i++) {
         const struct saved_mapping *x = &s->mapping[i];
-        int e = mapping_add(m, &(struct mapping){.start = x->start, .end = x->end, .offset = x->offset, .name = s->name[i]});
+        struct tnode *file = x->flags ? vfs_file(m->vm.vfs, x->flags / SAVED_FILE - 1) : 0;
+        int e = mapping_add(m, &(struct mapping){.start = x->start, .end = x->end, .offset = x->offset, .name = s->name[i], .file = file,
+                                                 .shared = x->flags & SAVED_SHARED, .writable = x->flags & SAVED_WRITABLE});
         if (e)
             return e;
     }
@@ -222,7 +308,10 @@ static int settle(struct machine *m, const struct snapshot *s, uint32_t pid)
     ctl->generation++;
     ctl->n_local = ctl->n_ring = ctl->n_backstop = ctl->n_enosys = ctl->n_switch = 0;   /* the template's */
     ctl->memory_limit = m->vm.memory_limit;
+    ctl->forked = 0;
     boot_ctl(m, pid);
+    if (s->vm)
+        renew(m, s);
     m->vm.shm->sites = s->h.sites;
     m->vm.shm->sites_refused = s->h.sites_refused;
     sites_load(&m->vm, &s->h);
@@ -234,7 +323,12 @@ int snapshot_restore(struct machine *m, uint32_t pid, char *error, size_t size)
     const struct snapshot *s = the_snapshot(error, size);
     if (!s)
         return -EINVAL;
-    int e = map_memory(m, s);
+    int e = s->vm ? vfs_load(m->vm.vfs, s->vfs, s->vm->vfs_size, s->fd, s->vm->data, s->vm->data_size) : 0;
+    if (e) {
+        snprintf(error, size, "restore: private files: %s", strerror(-e));
+        return e;
+    }
+    e = map_memory(m, s);
     if (!e)
         e = list_mappings(m, s);
     if (e) {

@@ -454,6 +454,20 @@ void rules_give_back(struct rules *r, uint64_t bytes)
         r->head.write_bytes += bytes;
 }
 
+void rules_left(const struct rules *r, uint64_t *bytes, uint64_t *names)
+{
+    *bytes = r->head.write_bytes;
+    *names = r->head.creates;
+}
+
+void rules_leave(struct rules *r, uint64_t bytes, uint64_t names)
+{
+    if (bytes < r->head.write_bytes)
+        r->head.write_bytes = bytes;
+    if (names < r->head.creates)
+        r->head.creates = names;
+}
+
 int rules_take_name(struct rules *r)
 {
     if (r->head.creates == UINT64_MAX)

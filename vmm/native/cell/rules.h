@@ -46,6 +46,8 @@ uint64_t rules_take_bytes(struct rules *r, uint64_t want);
 void rules_give_back(struct rules *r, uint64_t bytes);           /* granted, but not written */
 int rules_take_name(struct rules *r);                            /* 0, or -EDQUOT */
 void rules_give_name(struct rules *r);                           /* taken, but not made */
+void rules_left(const struct rules *r, uint64_t *bytes, uint64_t *names);       /* what may still be written and made */
+void rules_leave(struct rules *r, uint64_t bytes, uint64_t names);              /* not more than that */
 int rules_files(const struct rules *r);              /* is there any about files? */
 int rules_guest(const struct rules *r, uint32_t syscall);
 #endif

@@ -190,6 +190,15 @@ static int apply_rules(struct machine *m, uint64_t size)
     return e;
 }
 
+/* What is told to the program of a forked VM: text behind its rules */
+static int take_note(struct machine *m, uint64_t rules, uint64_t size)
+{
+    if (size > AFW_NOTE_SIZE || !inside(rules, size, 0, AFW_RULES_SIZE))
+        return -EINVAL;
+    m->vm.note = strndup((const char *)cell.rules + (uint64_t)m->vm.id * AFW_RULES_SIZE + rules, size);
+    return m->vm.note ? 0 : -ENOMEM;
+}
+
 static void start_vm(struct runner *r, const struct afw_command *c)
 {
     struct machine *m = r->machine[c->vm];
@@ -234,11 +243,20 @@ static void start_vm(struct runner *r, const struct afw_command *c)
             return;
         }
     }
+    if (m->forked && c->c && (e = take_note(m, c->b, c->c))) {
+        vm_fail(m, "note of %llu bytes: %s", (unsigned long long)c->c, strerror(-e));
+        return;
+    }
     if (c->b && (e = apply_rules(m, c->b))) {
         vm_fail(m, "rules of %llu bytes: %s", (unsigned long long)c->b, strerror(-e));
         return;
     }
-    m->ruled = c->b || m->template;
+    m->ruled = c->b || m->template || m->forked;
+    char error[200];
+    if (m->forked && snapshot_go_on(m, error, sizeof error)) {
+        vm_fail(m, "%s", error);
+        return;
+    }
     m->state = RUN_READY;
 }
 
@@ -320,6 +338,9 @@ static void obey(struct runner *r, const struct afw_command *c)
     case AFW_CMD_LIMIT:
         share_limit(m, c->a, c->b);
         return;
+    case AFW_CMD_SAVE:
+        save_ask(m);
+        return;
     case AFW_CMD_RULES:
         late_rules(m, c->b);
         tell_ruled(r, m);
@@ -356,6 +377,12 @@ static uint64_t look_around(struct runner *r)
         if (m->exit_owed && !runner_event(r, &m->owed))
             m->exit_owed = false;
         tell_ruled(r, m);
+        if (m->saving) {
+            uint64_t until;
+            save_look(m);
+            if (save_tell(m, now = now ? now : clock_mono(), &until))
+                nearest = until < nearest ? until : nearest;
+        }
         uint64_t deadline = m->state == RUN_PARKED || (m->state == RUN_KEPT && !m->clean) ? m->deadline
                             : m->state == RUN_STALLED && m->sites_wait                    ? m->deadline_sites
                                                                                           : ~0ull;
@@ -399,7 +426,7 @@ static struct machine *pick(struct runner *r, uint64_t *until, bool *stalled)
     *until = ~0ull;
     for (uint32_t k = 1; k <= cell.vms; k++) {
         struct machine *m = r->machine[(r->turn + k) % cell.vms];
-        if (!m || (m->state != RUN_READY && (m->state != RUN_STALLED || m->sites_wait)))
+        if (!m || (m->state != RUN_READY && m->state != RUN_SAVING && (m->state != RUN_STALLED || m->sites_wait)))
             continue;
         if (m->state == RUN_STALLED && r->event_tail - __atomic_load_n(&r->q->event_head.value, __ATOMIC_ACQUIRE) >= AFW_QUEUE) {
             *stalled = true;
@@ -461,6 +488,11 @@ static void *runner_main(void *arg)
         uint64_t held;
         struct machine *next = pick(r, &held, &stalled);
         if (next) {
+            if (next->state == RUN_SAVING) {
+                save_step(next);
+                share_charge(r, next);
+                continue;
+            }
             timer_turn(r, nearest);
             /* Who queues a command from here on sees that and sends the signal; what was queued before is seen here. */
             __atomic_store_n(&r->q->inside.value, r->tid, __ATOMIC_SEQ_CST);

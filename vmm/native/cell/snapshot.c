@@ -14,27 +14,7 @@
 #define RW (PROT_READ | PROT_WRITE)
 #define BLOCK (64 * PAGE)
 
-struct buffer {
-    uint8_t *data;
-    size_t size, room;
-};
-
-static int append(struct buffer *b, const void *data, size_t n)
-{
-    if (n > b->room - b->size) {
-        size_t room = (b->room + n) * 2;
-        uint8_t *p = realloc(b->data, room);
-        if (!p)
-            return -ENOMEM;
-        b->data = p;
-        b->room = room;
-    }
-    memcpy(b->data + b->size, data, n);
-    b->size += n;
-    return 0;
-}
-
-static int write_all(int fd, const void *data, size_t n, uint64_t offset)
+int snapshot_write(int fd, const void *data, size_t n, uint64_t offset)
 {
     const uint8_t *p = data;
     while (n) {
@@ -83,7 +63,7 @@ static int save_protection(struct machine *m, const struct saved_protection *p, 
     struct state_writer *w = arg;
     (void)m;
     w->n++;
-    return append(w->out, p, sizeof *p);
+    return buffer_add(w->out, p, sizeof *p);
 }
 
 /* PROT_NONE pages may hold something: readable for the while. */
@@ -99,7 +79,7 @@ static int lock(struct machine *m, const struct saved_protection *p, void *arg)
     return p->prot || !mprotect(m->vm.mem + p->start, p->end - p->start, PROT_NONE) ? 0 : -errno;
 }
 
-static int save_state(struct machine *m, struct buffer *out)
+int snapshot_state(struct machine *m, struct buffer *out, bool running)
 {
     struct vcpu_state s = {.sq_head = m->sq_head, .cq_tail = m->cq_tail};
     struct kvm_sregs sregs;
@@ -112,16 +92,18 @@ static int save_state(struct machine *m, struct buffer *out)
     s.fs_base = sregs.fs.base;
     s.gs_base = sregs.gs.base;
     memcpy(s.xsave, &x, sizeof s.xsave);
-    uint64_t xstate_bv;                          /* only what the baseline has: another host may know no more */
-    memcpy(&xstate_bv, s.xsave + 512, 8);
-    xstate_bv &= cell.cpu.xcr0;
-    memcpy(s.xsave + 512, &xstate_bv, 8);
-    memset(s.xsave + 520, 0, 56);
-    memset(s.xsave + cell.cpu.xsave_size, 0, sizeof s.xsave - cell.cpu.xsave_size);
+    if (!running) {                              /* only what the baseline has: another host may know no more */
+        uint64_t xstate_bv;
+        memcpy(&xstate_bv, s.xsave + 512, 8);
+        xstate_bv &= cell.cpu.xcr0;
+        memcpy(s.xsave + 512, &xstate_bv, 8);
+        memset(s.xsave + 520, 0, 56);
+        memset(s.xsave + cell.cpu.xsave_size, 0, sizeof s.xsave - cell.cpu.xsave_size);
+    }
 
     struct state_writer w = {out, 0};
     struct buffer names = {0};
-    if ((e = append(out, &s, sizeof s)) || (e = each_protection(m, save_protection, &w)))
+    if ((e = buffer_add(out, &s, sizeof s)) || (e = each_protection(m, save_protection, &w)))
         return e;
     const char *last = 0;
     uint32_t at = 0;
@@ -129,18 +111,20 @@ static int save_state(struct machine *m, struct buffer *out)
         const struct mapping *x2 = &m->map[i];
         if (x2->name != last) {                  /* neighbours share a name mostly */
             at = (uint32_t)names.size;
-            e = append(&names, x2->name, strlen(x2->name) + 1);
+            e = buffer_add(&names, x2->name, strlen(x2->name) + 1);
             last = x2->name;
         }
         struct saved_mapping sm = {x2->start, x2->end, x2->offset, at, 0};
+        if (running && x2->shared && x2->file)
+            sm.flags = SAVED_SHARED | (x2->writable ? SAVED_WRITABLE : 0) | (uint32_t)(vfs_file_number(x2->file) + 1) * SAVED_FILE;
         if (!e)
-            e = append(out, &sm, sizeof sm);
+            e = buffer_add(out, &sm, sizeof sm);
     }
     s.n_protections = w.n;
     s.n_mappings = m->maps;
     s.names_size = names.size;
     if (!e && names.size)
-        e = append(out, names.data, names.size);
+        e = buffer_add(out, names.data, names.size);
     free(names.data);
     memcpy(out->data, &s, sizeof s);
     return e;
@@ -168,14 +152,24 @@ static int add_page(struct buffer *runs, uint64_t gpa)
         }
     }
     struct afw_snapshot_extent x = {.gpa = gpa, .size = PAGE};
-    return append(runs, &x, sizeof x);
+    return buffer_add(runs, &x, sizeof x);
 }
 
-static int find_pages(struct machine *m, struct buffer *runs)
+/* Content of a private file that others may write through it, too: it is saved as that file's. */
+static bool of_shared_file(struct machine *m, uint64_t gpa)
+{
+    for (uint32_t i = 0; i < m->maps; i++) {
+        if (m->map[i].shared && m->map[i].file && gpa >= m->map[i].start && gpa < m->map[i].end)
+            return true;
+    }
+    return false;
+}
+
+int snapshot_pages(struct machine *m, uint64_t gpa, uint64_t end, struct buffer *runs)
 {
     uint8_t *block = aligned_alloc(PAGE, BLOCK);
     int e = block ? 0 : -ENOMEM;
-    for (uint64_t gpa = 0; gpa < AFW_SPACE_END && !e; gpa += BLOCK) {
+    for (; gpa < end && !e; gpa += BLOCK) {
         if (!memory_committed(m, gpa, BLOCK)) {
             gpa = (gpa / AFW_CHUNK + 1) * AFW_CHUNK - BLOCK;
             continue;
@@ -185,7 +179,7 @@ static int find_pages(struct machine *m, struct buffer *runs)
             /* A page behind the end of a file that shrank has no content: it faults in restored VMs no more, reads as zero. */
             if (!whole && guarded_copy(block + o, m->vm.mem + gpa + o, PAGE))
                 continue;
-            if (!zero_page(block + o))
+            if (!zero_page(block + o) && !of_shared_file(m, gpa + o))
                 e = add_page(runs, gpa + o);
         }
     }
@@ -238,26 +232,30 @@ static int merge(struct machine *m, struct buffer *runs, struct afw_snapshot_ext
     return e;
 }
 
+int64_t snapshot_copy(struct machine *m, int fd, uint64_t gpa, uint64_t size, uint64_t offset)
+{
+    ssize_t n = pwrite(fd, m->vm.mem + gpa, size < 1 << 20 ? size : 1 << 20, (off_t)offset);
+    if (n > 0)
+        return n;
+    if (n < 0 && errno == EFAULT)
+        return (int64_t)(page_down(gpa) + PAGE - gpa);   /* a hole in the file */
+    return n < 0 ? -errno : -EIO;
+}
+
 static int write_pages(struct machine *m, int fd, const struct afw_snapshot_extent *x)
 {
     for (uint64_t done = 0; done < x->size;) {
-        uint64_t piece = x->size - done < 1 << 20 ? x->size - done : 1 << 20;
-        ssize_t n = pwrite(fd, m->vm.mem + x->gpa + done, piece, (off_t)(x->offset + done));
-        if (n > 0)
-            done += (uint64_t)n;
-        else if (n < 0 && errno == EFAULT)
-            done = page_down(done) + PAGE;       /* a page without content: a hole in the file */
-        else
-            return n < 0 ? -errno : -EIO;
+        int64_t n = snapshot_copy(m, fd, x->gpa + done, x->size - done, x->offset + done);
+        if (n < 0)
+            return (int)n;
+        done += (uint64_t)n;
     }
     return 0;
 }
 
-static int save(struct machine *m, struct afw_snapshot_header *h, struct buffer *state, struct buffer *runs)
+int snapshot_head(struct machine *m, struct afw_snapshot_header *h, struct buffer *runs)
 {
-    int fd = cell.config.snapshot_out, e;
-    if ((e = save_state(m, state)) || (e = find_pages(m, runs)) || (e = merge(m, runs, h->extent, &h->n_extents)))
-        return e;
+    int e = merge(m, runs, h->extent, &h->n_extents);
     h->magic = AFW_SNAPSHOT_MAGIC;
     h->format = AFW_SNAPSHOT_FORMAT;
     h->abi = AFW_ABI;
@@ -269,11 +267,19 @@ static int save(struct machine *m, struct afw_snapshot_header *h, struct buffer 
     h->mmap_base = m->vm.ctl->mmap_base;
     memcpy(h->commit_chunks, m->vm.chunks, sizeof h->commit_chunks);
     memcpy(h->needs, cell.cpu.needs, sizeof h->needs);
-    h->vcpu_offset = sizeof *h;
-    h->vcpu_size = (uint32_t)state->size;
     h->sites = m->vm.shm->sites;
     h->sites_refused = m->vm.shm->sites_refused;
     sites_save(&m->vm, h);
+    return e;
+}
+
+static int save(struct machine *m, struct afw_snapshot_header *h, struct buffer *state, struct buffer *runs)
+{
+    int fd = cell.config.snapshot_out, e;
+    if ((e = snapshot_state(m, state, false)) || (e = snapshot_pages(m, 0, AFW_SPACE_END, runs)) || (e = snapshot_head(m, h, runs)))
+        return e;
+    h->vcpu_offset = sizeof *h;
+    h->vcpu_size = (uint32_t)state->size;
     uint64_t offset = page_up(sizeof *h + state->size);
     for (uint32_t i = 0; i < h->n_extents; i++) {
         h->extent[i].offset = offset;
@@ -286,8 +292,13 @@ static int save(struct machine *m, struct afw_snapshot_header *h, struct buffer 
         e = write_pages(m, fd, &h->extent[i]);
     h->crc = crc64(crc64(0, h, sizeof *h), state->data, state->size);
     if (!e)
-        e = write_all(fd, state->data, state->size, h->vcpu_offset);
-    return e ? e : write_all(fd, h, sizeof *h, 0);   /* last: a file with a head is whole */
+        e = snapshot_write(fd, state->data, state->size, h->vcpu_offset);
+    return e ? e : snapshot_write(fd, h, sizeof *h, 0);   /* last: a file with a head is whole */
+}
+
+int snapshot_unlock(struct machine *m, bool on)
+{
+    return each_protection(m, on ? unlock : lock, 0);
 }
 
 int64_t snapshot_save(struct machine *m)
@@ -298,10 +309,10 @@ int64_t snapshot_save(struct machine *m)
     }
     struct afw_snapshot_header *h = calloc(1, sizeof *h);
     struct buffer state = {0}, runs = {0};
-    int e = h ? each_protection(m, unlock, 0) : -ENOMEM;
+    int e = h ? snapshot_unlock(m, true) : -ENOMEM;
     if (!e)
         e = save(m, h, &state, &runs);
-    int relocked = each_protection(m, lock, 0);
+    int relocked = snapshot_unlock(m, false);
     int64_t size = h ? (int64_t)h->file_size : 0;
     free(state.data);
     free(runs.data);

@@ -269,6 +269,12 @@ static void g_cwd(struct vfs *vfs, struct text *t)
     line(t, "%s", vfs->cwd);
 }
 
+static void g_agentfw(struct vfs *vfs, struct text *t)
+{
+    if (vfs->vm->note)
+        bytes(t, vfs->vm->note, strlen(vfs->vm->note));
+}
+
 enum { DIR_, FILE_, LINK_ };
 static const struct entry {
     const char *path;
@@ -305,6 +311,7 @@ static const struct entry {
     {"/proc/PID/task/PID/stat", FILE_, g_stat, 0},
     {"/proc/PID/task/PID/status", FILE_, g_status, 0},
     {"/proc/mounts", LINK_, 0, "self/mounts"},
+    {"/proc/agentfw", FILE_, g_agentfw, 0},   /* what a forked VM is told of itself; in others it is empty */
     {"/proc/meminfo", FILE_, g_meminfo, 0},
     {"/proc/cpuinfo", FILE_, g_cpuinfo, 0},
     {"/proc/uptime", FILE_, g_uptime, 0},

@@ -200,3 +200,71 @@ int tmpfs_host_fd(struct tmpfs *fs, struct tnode *n)
     int r = n->fd < 0 ? to_memfd(fs, n) : 0;
     return r < 0 ? r : n->fd;
 }
+
+/* ---- to a file and back: savefs.c ---- */
+
+#define STEP 65536
+
+static int zeros(const uint8_t *p, size_t n)
+{
+    return !*p && !memcmp(p, p + 1, n - 1);
+}
+
+/* All of it, zeros left out: the file has holes there */
+static int put(int fd, const uint8_t *p, uint64_t n, uint64_t at)
+{
+    for (uint64_t done = 0; done < n;) {
+        uint64_t piece = n - done < 4096 ? n - done : 4096;
+        if (zeros(p + done, piece)) {
+            done += piece;
+            continue;
+        }
+        while (done + piece < n && piece < STEP && !zeros(p + done + piece, n - done - piece < 4096 ? n - done - piece : 4096))
+            piece += n - done - piece < 4096 ? n - done - piece : 4096;
+        ssize_t put = pwrite(fd, p + done, piece, (off_t)(at + done));
+        if (put <= 0)
+            return put < 0 ? -errno : -EIO;
+        done += (uint64_t)put;
+    }
+    return 0;
+}
+
+static int get(int fd, uint8_t *p, uint64_t n, uint64_t at)
+{
+    while (n) {
+        ssize_t got = pread(fd, p, n, (off_t)at);
+        if (got <= 0)
+            return got < 0 ? -errno : -EIO;
+        p += got;
+        at += (uint64_t)got;
+        n -= (uint64_t)got;
+    }
+    return 0;
+}
+
+static int copy(int from, uint64_t offset, uint64_t size, int to, uint64_t at)
+{
+    uint8_t *buffer = malloc(STEP);
+    int r = buffer ? 0 : -ENOMEM;
+    for (uint64_t done = 0; !r && done < size; done += STEP) {
+        uint64_t n = size - done < STEP ? size - done : STEP;
+        r = get(from, buffer, n, offset + done);
+        if (!r)
+            r = put(to, buffer, n, at + done);
+    }
+    free(buffer);
+    return r;
+}
+
+int tmpdata_copy_out(const struct tnode *n, uint64_t offset, uint64_t size, int fd, uint64_t at)
+{
+    return n->fd >= 0 ? copy(n->fd, offset, size, fd, at) : put(fd, n->heap + offset, size, at);
+}
+
+int tmpdata_copy_in(struct tmpfs *fs, struct tnode *n, uint64_t size, int fd, uint64_t at)
+{
+    int r = tmpfs_truncate(fs, n, size);
+    if (!r)
+        r = n->fd >= 0 ? copy(fd, at, size, n->fd, 0) : get(fd, n->heap, size, at);
+    return r;
+}

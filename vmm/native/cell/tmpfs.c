@@ -296,6 +296,33 @@ int tmpfs_anonymous(struct tmpfs *fs, struct tnode *dir, uint32_t mode, struct t
     return r;
 }
 
+int tmpfs_node(struct tmpfs *fs, uint32_t mode, const char *target, struct tnode **out)
+{
+    int r = node_charged(fs, mode, target, out);
+    if (!r)
+        (*out)->nlink = 0;
+    return r;
+}
+
+int tmpfs_enter(struct tmpfs *fs, struct tnode *dir, const char *name, struct tnode *n)
+{
+    int is_dir = S_ISDIR(n->mode);
+    if (entry_find(fs, dir, name, strlen(name)) || (is_dir && (n->up || n == dir)))
+        return -EEXIST;
+    if (!is_dir && n->nlink && fs->inodes_used >= fs->inodes)
+        return -ENOSPC;
+    int r = entry_add(fs, dir, name, n);
+    if (r < 0)
+        return r;
+    fs->inodes_used += !is_dir && n->nlink;
+    n->nlink += is_dir ? 2 : 1;
+    if (is_dir) {
+        n->up = dir;
+        dir->nlink++;
+    }
+    return 0;
+}
+
 int tmpfs_unlink(struct tmpfs *fs, struct tnode *dir, const char *name, int rmdir)
 {
     struct tentry *e = entry_find(fs, dir, name, strlen(name));

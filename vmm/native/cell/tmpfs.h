@@ -23,6 +23,7 @@ struct tnode {
     uint32_t nlink;
     uint32_t refs;                   /* handles, and 1 for a root */
     uint32_t lock_shared, lock_exclusive;
+    uint32_t number;                 /* while it is saved (savefs.c) */
     int fd;                          /* memfd, or -1 */
     uint64_t ino, size;
     uint8_t *heap;
@@ -47,4 +48,9 @@ static inline uint64_t tmpfs_charge(uint64_t size)
     return (size + 4095) & ~(uint64_t)4095;
 }
 void tmpdata_free(struct tmpfs *fs, struct tnode *n);           /* its bytes, and their charge */
+/* For savefs.c: a node that has no name yet; one more name of it, in order */
+int tmpfs_node(struct tmpfs *fs, uint32_t mode, const char *target, struct tnode **out);
+int tmpfs_enter(struct tmpfs *fs, struct tnode *dir, const char *name, struct tnode *n);
+int tmpdata_copy_out(const struct tnode *n, uint64_t offset, uint64_t size, int fd, uint64_t at);
+int tmpdata_copy_in(struct tmpfs *fs, struct tnode *n, uint64_t size, int fd, uint64_t at);
 #endif

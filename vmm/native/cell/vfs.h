@@ -85,6 +85,7 @@ struct vfs {
     void (*on_link)(struct vfs *vfs, const char *link);   /* told of each symlink that a walk follows, or 0 */
     struct rules *link_rules;        /* its result */
     int link_error;
+    struct loading *loading;         /* savefs.c */
 };
 struct tmpfs *vfs_tmpfs(struct vfs *vfs);            /* 0: out of memory */
 
@@ -145,6 +146,7 @@ struct handle {
     uint8_t access;                  /* HANDLE_* */
     uint8_t rule;                    /* AFW_RULE_READ or 0: of its path */
     uint8_t lock;                    /* flock on a TMP file: 0, LOCK_SH, LOCK_EX */
+    uint8_t lost;                    /* of a forked VM: could not be opened again; handle_get() does not find it */
     int fd;                          /* HOST */
     const struct node *node, *back;
     struct tnode *tmp;               /* TMP: holds a reference */
@@ -161,6 +163,7 @@ struct handle {
 int64_t handle_new(struct vfs *vfs, const struct place *p, int fd, uint8_t access, struct handle **out);
 struct handle *handle_get(struct vfs *vfs, uint64_t number);                /* 0: no such handle */
 int handle_close(struct vfs *vfs, uint64_t number);
+int handle_at(struct vfs *vfs, uint32_t number, const char *path, struct handle **out);     /* an empty one: savefs.c fills it */
 int handle_writable(const struct handle *h);         /* 0, or -EROFS: may its file be changed, were it open for that? */
 void handles_free(struct vfs *vfs);
 int handle_stat(struct vfs *vfs, struct handle *h, struct stat *st);
@@ -203,6 +206,9 @@ int tmpfs_truncate(struct tmpfs *fs, struct tnode *n, uint64_t size);
 int tmpfs_fallocate(struct tmpfs *fs, struct tnode *n, int mode, uint64_t offset, uint64_t len);
 int tmpfs_host_fd(struct tmpfs *fs, struct tnode *n);                       /* for mmap: its memfd, or -errno; not to be closed */
 
+/* ---- savefs.c ---- */
+void vfs_loading_free(struct vfs *vfs);
+
 /* ---- synth.c ---- */
 int proc_stat(struct vfs *vfs, const char *path, struct stat *st);          /* -ENOENT, -ENOTDIR, -ELOOP */
 int proc_readlink(struct vfs *vfs, const char *path, char out[PATH_MAX]);   /* -> length */
@@ -215,6 +221,7 @@ int64_t handle_readdir(struct vfs *vfs, struct handle *h, uint64_t gva, uint64_t
 
 /* ---- pathops.c ---- */
 int64_t path_op(struct vfs *vfs, const struct afw_sqe *sqe);
+int host_open_file(const struct place *p, int flags, uint32_t mode);         /* -> descriptor or -errno */
 int walk_op(struct vfs *vfs, uint64_t gva, uint64_t len, uint64_t base, int how, struct place *p);
 
 /* ---- nameops.c ---- */

@@ -65,6 +65,9 @@ void vm_close(struct machine *m)
     if (vm->vfs)
         vfs_free(vm->vfs);
     rules_free(vm->rules);
+    free(vm->note);
+    save_drop(m);
+    vm->note = 0;
     vm->sites = 0;
     vm->vfs = 0;
     vm->rules = 0;
@@ -119,6 +122,8 @@ void vm_end(struct machine *m, uint32_t kind, int code, int signal, const char *
     share_charge(m->vm.runner, m);
     if (m->vm.ctl)
         vm_counters(m);
+    save_drop(m);
+    m->stands = STANDS_ELSEWHERE;
     s->exit_code = code;
     s->exit_signal = signal;
     s->exit_kind = kind;
@@ -230,6 +235,7 @@ static enum after serve_exit(struct machine *m)
         m->io_pending = true;
         uint16_t port = run->io.direction == KVM_EXIT_IO_OUT ? run->io.port : 0;
         if (port == AFW_PORT_KICK || port == AFW_PORT_WAIT) {
+            m->stands = STANDS_DOORBELL;
             bool wait = port == AFW_PORT_WAIT;
             *(wait ? &s->exits_wait : &s->exits_kick) += 1;
             sites_backstop(vm);
@@ -304,12 +310,14 @@ static void turn(struct machine *m)
             r = ioctl(vm->vcpu_fd, KVM_RUN, 0);
             e = errno;
             m->io_pending = false;
+            m->stands = STANDS_ELSEWHERE;
             s->exits++;
         }
         runner_entered = 0;
         if (r < 0) {
             if (e == EINTR) {
                 s->exits_signal++;
+                m->stands = rip_in_shim(run->s.regs.regs.rip) ? STANDS_ELSEWHERE : STANDS_USER;
                 sites_backstop(vm);
                 vm_counters(m);
                 /* A program that never waits gets its clock here; the shim may be in the middle of reading it. */

@@ -44,6 +44,7 @@ struct vm {
     struct sites *sites;
     struct rules *rules;             /* 0: none */
     uint64_t memory_limit;
+    char *note;                      /* /proc/agentfw of a forked VM, or 0 */
 };
 
 /* memory.c */
@@ -85,6 +86,21 @@ void vfs_unmapped(struct vfs *vfs, struct tnode *file);
 int vfs_rules(struct vfs *vfs, struct rules *r);
 /* Host descriptor (O_RDONLY, caller closes) of a guest path, for the ELF loader. -errno */
 int vfs_host_open(struct vfs *vfs, const char *guest_path);
+
+/* savefs.c: the private tree, open handles and the current directory of a VM as bytes, and back */
+struct buffer {
+    uint8_t *data;
+    size_t size, room;
+};
+int buffer_add(struct buffer *b, const void *data, size_t n);        /* -ENOMEM */
+int vfs_save(struct vfs *vfs, struct buffer *out, uint64_t *data_size);   /* numbers files from 0 and gives them places in the data that follows */
+int vfs_file_number(const struct tnode *file);
+/* Writes files' content from *at on into fd at base + their place, about `budget` bytes; *at = data_size: done */
+int vfs_save_data(struct vfs *vfs, int fd, uint64_t base, uint64_t *at, uint64_t budget);
+int vfs_load(struct vfs *vfs, const uint8_t *p, uint64_t size, int fd, uint64_t data, uint64_t data_size);
+struct tnode *vfs_file(struct vfs *vfs, uint32_t number);            /* until vfs_loaded() */
+int vfs_host_fd(struct vfs *vfs, struct tnode *file);                /* its memfd, for mmap; not to be closed */
+int vfs_loaded(struct vfs *vfs);     /* when there are rules: opens the host's files again; what cannot be opened is a handle that gives EBADF */
 
 /* sites.c */
 struct sites *sites_new(struct vm *vm);

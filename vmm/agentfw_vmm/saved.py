@@ -1,0 +1,188 @@
+"""A running VM as it stood: `Cell.save()` makes it, `CellConfig.snapshot_in` takes it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import os
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from .errors import CellError
+
+if TYPE_CHECKING:
+    from .config import CellConfig
+
+_SECONDS = 60.0  # that a cell may take to save a VM, others of it running meanwhile
+_OVERHEAD = 512 << 20  # bytes of a saved VM that are neither memory nor files, at most
+
+_TEXTS = {
+    errno.ETXTBSY: "it writes to a host file through memory (a shared mapping), which two VMs cannot share",
+    errno.ETIMEDOUT: "it never stood where it can be saved",
+    errno.EOPNOTSUPP: "this cell's VMs cannot be saved",
+    errno.E2BIG: "its memory is in too many pieces",
+    errno.EFBIG: "it has too many private files",
+    errno.ENOMEM: "out of memory",
+    errno.ENOSPC: "out of memory",
+}
+
+
+class SavedVm:
+    """A sealed memory file (memfd) with all that a VM was: memory, registers, private files, open handles. It lies in no file
+    system, and is gone when it is closed and no cell has it any more.
+
+    `size`: its length in bytes; holes take none. Secrets that the agent had in memory are in it: hand it to cells of the same
+    tenant only, made with `config()`.
+    """
+
+    def __init__(self, fd: int, size: int, config: CellConfig) -> None:
+        self.fd = fd
+        self.size = size
+        self._config = config
+        self._close = weakref.finalize(self, os.close, fd)
+
+    def config(self, vms: int, runners: int = 1) -> CellConfig:
+        """Of a cell for `vms` VMs that go on from here: all else as in the cell that it was saved in."""
+        return replace(
+            self._config, vms=vms, runners=runners, snapshot_in=self, snapshot_out=None, hot_in=None, hot_out=None, recycle=False
+        )
+
+    def memory(self) -> int:
+        """Bytes of memory that it takes, shared by all VMs that go on from here."""
+        return os.fstat(self.fd).st_blocks * 512
+
+    def close(self) -> None:
+        """Idempotent. VMs and cells that have it keep it."""
+        self._close()
+
+    def __enter__(self) -> SavedVm:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def save_file() -> int:
+    """What a cell writes saved VMs to: empty memory, its descriptor is the caller's."""
+    return os.memfd_create("agentfw-save", os.MFD_CLOEXEC)
+
+
+def refusal(error: int) -> CellError:
+    """From the errno with which a cell refused to save a VM."""
+    return CellError(f"the VM cannot be saved: {_TEXTS.get(error, os.strerror(error))}")
+
+
+def take(source: int, size: int, most: int) -> int:
+    """A sealed copy of the first `size` bytes of a cell's save file, which is emptied. Blocks; CellError.
+
+    The cell can write to its file whenever it likes: what others are to read is this copy, which nobody can.
+    """
+    if not 0 < size <= most:
+        raise CellError(f"the cell saved a VM of {size} bytes")
+    target = os.memfd_create("agentfw-saved", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(target, size)
+        _copy(source, target, size)
+        os.ftruncate(source, 0)
+        seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+        fcntl.fcntl(target, fcntl.F_ADD_SEALS, seals)
+    except BaseException as error:
+        os.close(target)
+        if isinstance(error, OSError):
+            raise CellError(f"the saved VM cannot be copied: {error.strerror}") from None
+        raise
+    return target
+
+
+def _copy(source: int, target: int, size: int) -> None:
+    """What is not a hole."""
+    at = 0
+    while at < size:
+        try:
+            at = os.lseek(source, at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return  # holes up to the end
+            raise
+        end = min(os.lseek(source, at, os.SEEK_HOLE), size)
+        os.lseek(target, at, os.SEEK_SET)
+        while at < end:
+            done = os.sendfile(target, source, at, min(end - at, 16 << 20))
+            if not done:
+                return  # it was cut meanwhile: the copy will not pass its check
+            at += done
+
+
+class Saver:
+    """A cell's file for saved VMs, and who waits for it: one VM after the other."""
+
+    def __init__(self, config: CellConfig, fd: int, ask: Callable[[int], None]) -> None:
+        self._config = config
+        self._fd = fd
+        self._ask = ask
+        self._turn = asyncio.Lock()
+        self._answer: asyncio.Future[int] | None = None
+        self._vm = -1
+        self._broken = False
+        self._work: set[asyncio.Task[SavedVm]] = set()
+
+    async def save(self, vm: int) -> SavedVm:
+        """See `Cell.save()`. Who gives up waiting does not disturb the next: what comes all the same is thrown away."""
+        work = asyncio.get_running_loop().create_task(self._save(vm))
+        self._work.add(work)
+        work.add_done_callback(self._done)
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            work.add_done_callback(_throw_away)
+            raise
+
+    async def _save(self, vm: int) -> SavedVm:
+        async with self._turn:
+            if self._broken:
+                raise CellError("the cell did not answer when it was asked to save a VM before")
+            self._vm = vm
+            self._answer = asyncio.get_running_loop().create_future()
+            self._ask(vm)
+            try:
+                size = await asyncio.wait_for(self._answer, _SECONDS)
+            except TimeoutError:
+                self._broken = True  # it may write at any time
+                raise CellError(f"the cell did not save the VM within {_SECONDS:.0f} s") from None
+            finally:
+                self._vm = -1
+            most = self._config.memory + self._config.tmp_bytes + _OVERHEAD
+            fd = await asyncio.to_thread(take, self._fd, size, most)
+            return SavedVm(fd, size, self._config)
+
+    def _done(self, work: asyncio.Task[SavedVm]) -> None:
+        self._work.discard(work)
+        if not work.cancelled():
+            work.exception()  # seen
+
+    def saved(self, vm: int, size: int, error: int) -> None:
+        """The cell's answer."""
+        if vm == self._vm and self._answer is not None and not self._answer.done():
+            if error:
+                self._answer.set_exception(refusal(error))
+            else:
+                self._answer.set_result(size)
+
+    def gone(self, vm: int) -> None:
+        """The VM has ended."""
+        if vm == self._vm and self._answer is not None and not self._answer.done():
+            self._answer.set_exception(CellError("the VM ended before it was saved"))
+
+    def close(self) -> None:
+        for work in list(self._work):
+            work.cancel()
+        if self._fd >= 0:
+            os.close(self._fd)
+
+
+def _throw_away(work: asyncio.Task[SavedVm]) -> None:
+    if not work.cancelled() and work.exception() is None:
+        work.result().close()
