@@ -41,28 +41,27 @@ def cached(key: str, target: Path, build: Callable[[], None]) -> Path:
     return target
 
 
+def build_shim(out: Path) -> None:
+    """shim.bin of bare_shim.S"""
+    flags = ["-nostdlib", "-static", "-Wl,-Ttext=0x210000", "-Wl,--build-id=none"]
+    run("cc", *flags, "-o", out / "shim.elf", HERE / "bare_shim.S")
+    run("objcopy", "-O", "binary", "-j", ".text", out / "shim.elf", out / "shim.bin")
+
+
+def sanitize() -> list[str]:
+    """Flags for the compiler and the linker."""
+    if not os.environ.get("AGENTFW_SANITIZE"):
+        return []
+    return ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
+
+
 def build_cell(out: Path) -> Path:
     """A cell as hatch_build.py makes it, around bare_shim.S."""
 
     def build() -> None:
-        run(
-            "cc",
-            "-nostdlib",
-            "-static",
-            "-Wl,-Ttext=0x210000",
-            "-Wl,--build-id=none",
-            "-o",
-            out / "shim.elf",
-            HERE / "bare_shim.S",
-        )
-        run("objcopy", "-O", "binary", "-j", ".text", out / "shim.elf", out / "shim.bin")
-        sanitize = (
-            ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
-            if os.environ.get("AGENTFW_SANITIZE")
-            else []
-        )
+        build_shim(out)
         cell = ROOT / "vmm/native/cell"
-        flags = ["-O1", "-g", "-std=gnu11", "-D_GNU_SOURCE", "-pthread", *sanitize]
+        flags = ["-O1", "-g", "-std=gnu11", "-D_GNU_SOURCE", "-pthread", *sanitize()]
         run("cc", *flags, f"-I{ROOT}/shim", f"-I{ROOT}/vmm/native", f"-Wa,-I{out}", "-o", out / "cell", *sorted(cell.glob("*.c")))
 
     return cached("cell", out / "cell", build)

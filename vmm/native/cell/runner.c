@@ -258,6 +258,9 @@ static void start_vm(struct runner *r, const struct afw_command *c)
         return;
     }
     m->state = RUN_READY;
+#ifdef AFW_STARTED
+    AFW_STARTED(m);                              /* tests/native/state_dump.c */
+#endif
 }
 
 /* VMs are restored before it is known whose they will be. The worker keeps the job back until it is answered, and the guest runs
