@@ -189,6 +189,7 @@ static inline bool vm_lives(const struct machine *m) { return m->state != RUN_FR
 
 int vm_open(struct machine *m);                  /* VM, vCPU, address space, window; no chunk is committed yet */
 int vm_start(struct machine *m);                 /* the last step of boot and restore: segments, MSRs, cpuid */
+void vm_forget(struct machine *m);               /* files, rules, sites: all that recycle.c makes anew in a VM */
 void vm_close(struct machine *m);                /* everything; the machine is RUN_FREE */
 void vm_run(struct machine *m);                  /* until it parks, stalls, ends, or its runner is wanted elsewhere */
 void vm_end(struct machine *m, uint32_t kind, int code, int signal, const char *text, ...) __attribute__((format(printf, 5, 6)));

@@ -12,7 +12,6 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 #include "machine.h"
-#include "rules.h"
 
 #define RW (PROT_READ | PROT_WRITE)
 #define IDLE_NS 50000000ull                      /* nobody wants it: put back then, which makes it small */
@@ -185,7 +184,7 @@ static int map_again(struct machine *m, const struct snapshot *s, uint64_t from,
         uint64_t end = to;
         const struct afw_snapshot_extent *x = extent_at(s, from, &end);
         int flags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE | (x ? 0 : MAP_ANONYMOUS);
-        if (mmap(m->vm.mem + from, end - from, RW, flags, x ? cell.config.snapshot_in : -1, x ? (off_t)(x->offset + (from - x->gpa)) : 0) == MAP_FAILED)
+        if (mmap(m->vm.mem + from, end - from, RW, flags, x ? s->fd : -1, x ? (off_t)(x->offset + (from - x->gpa)) : 0) == MAP_FAILED)
             return remap_failed(m, from);
         from = end;
     }
@@ -382,12 +381,12 @@ static int put_back(struct machine *m, const struct snapshot *s)
 
 void recycle_note(struct machine *m, const struct snapshot *s)
 {
-    if (!cell.config.recycle || atomic_load(&first.ready))
+    if (!cell.config.recycle || s->vm || atomic_load(&first.ready))   /* a forked VM has files besides: always made anew */
         return;
     pthread_mutex_lock(&first.lock);
     if (!first.ready && !first.failed) {
         first.prot = mmap(0, PAGES_IN_SPACE, RW, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        first.file = mmap(0, s->h.file_size, PROT_READ, MAP_PRIVATE, cell.config.snapshot_in, 0);
+        first.file = mmap(0, s->h.file_size, PROT_READ, MAP_PRIVATE, s->fd, 0);
         msr_probe(m->vm.vcpu_fd);
         first.failed = first.prot == MAP_FAILED || first.file == MAP_FAILED || look(m, &first.vcpu);
         for (uint64_t p = 0; !first.failed && p < PAGES_IN_SPACE; p += CHUNK_PAGES) {
@@ -409,14 +408,7 @@ bool recycle_keep(struct machine *m)
         return false;
     if (vm_flush(m))                             /* the second half of an exit, or of an instruction, may be pending */
         return false;
-    sites_free(vm->sites);
-    vfs_free(vm->vfs);
-    rules_free(vm->rules);
-    vm->sites = 0;
-    vm->vfs = 0;
-    vm->rules = 0;
-    m->rules_owed = false;
-    m->maps = 0;                                 /* their files are gone with vfs */
+    vm_forget(m);
     m->clean = false;
     m->reset_ns = 0;
     m->state = RUN_KEPT;

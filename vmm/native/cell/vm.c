@@ -57,13 +57,12 @@ int vm_open(struct machine *m)
     return vm->vfs && vm->sites ? 0 : -ENOMEM;
 }
 
-void vm_close(struct machine *m)
+/* What belongs to the program rather than to the VM */
+void vm_forget(struct machine *m)
 {
     struct vm *vm = &m->vm;
-    if (vm->sites)
-        sites_free(vm->sites);
-    if (vm->vfs)
-        vfs_free(vm->vfs);
+    sites_free(vm->sites);
+    vfs_free(vm->vfs);
     rules_free(vm->rules);
     free(vm->note);
     save_drop(m);
@@ -71,6 +70,14 @@ void vm_close(struct machine *m)
     vm->sites = 0;
     vm->vfs = 0;
     vm->rules = 0;
+    m->maps = 0;                                 /* their files are gone with vfs */
+    m->rules_owed = false;
+}
+
+void vm_close(struct machine *m)
+{
+    struct vm *vm = &m->vm;
+    vm_forget(m);
     /* KVM first, then the memory: unmapping under a live VM would walk its MMU for every range. */
     if (vm->run)
         munmap(vm->run, cell.run_size);
@@ -84,7 +91,6 @@ void vm_close(struct machine *m)
     vm->window = 0;
     vm->vm_fd = vm->vcpu_fd = -1;
     memory_release(m);
-    m->rules_owed = false;
     m->state = RUN_FREE;
 }
 
