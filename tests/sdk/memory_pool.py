@@ -54,6 +54,7 @@ class MemoryPool:
         self.started = self.closed = 0
         self.submit_delay = 0.0
         self.forget_output = forget_output
+        self.pool: object = None
 
     async def start(self) -> None:
         self.started += 1

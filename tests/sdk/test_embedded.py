@@ -52,14 +52,14 @@ def test_a_pool_of_ones_own(workers: int | None, tmp_path: Path) -> None:
                 await pool.run(Code("while True: pass"), timeout=0.2, check=True)
             with pytest.raises(agentfw.TooMuchOutput):
                 await pool.run(Code("while True: print('x' * 1000)"), limits={"output": 5000}, check=True)
-            with pytest.raises(agentfw.JobSignaled, match="signal 11|SIGSEGV"):
+            with pytest.raises(agentfw.JobSignaled, match="signal 11"):
                 await pool.run(Code("import ctypes; ctypes.string_at(8)"), check=True)
             squares = await pool.map(Code("import sys; print(int(sys.argv[1]) ** 2)"), map(str, range(12)), check=True)
             assert [int(each.stdout) for each in squares] == [n * n for n in range(12)]
 
             run = asyncio.ensure_future(pool.run(Code("import time; time.sleep(1000)"), name="sleeper"))
             async with asyncio.timeout(20):
-                while not await pool.jobs(state="running"):
+                while not await pool.jobs(state="running"):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             run.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -76,6 +76,8 @@ def test_a_pool_of_ones_own(workers: int | None, tmp_path: Path) -> None:
 
 def test_without_asyncio_while_a_loop_runs_and_after_a_fork() -> None:
     async def main() -> None:
+        with SyncPool({}, size=2, idle=1) as pool:  # what a first loop opens for good, is open from here on
+            pool.describe()
         before = descriptors()
         with SyncPool({}, size=2, idle=1) as pool:
             assert pool.run(Code("print(1)"), check=True).stdout == "1\n"

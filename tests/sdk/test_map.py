@@ -12,6 +12,7 @@ from typing import Any
 import agentfw
 import pytest
 from agentfw import Code, Input, Pool, PoolError, Result
+from agentfw.pool.config import PoolConfig
 from agentfw.sdk import progress
 from agentfw.sdk.mapping import AHEAD
 from hypothesis import given
@@ -142,6 +143,15 @@ async def test_a_full_pool_is_tried_again() -> None:
         assert [result.input for result in results] == [str(n) for n in range(6)]
         with pytest.raises(PoolError, match="too many"):
             await asyncio.gather(*(pool.run(Code("x"), ["50"]) for _ in range(6)))
+
+
+@async_test
+async def test_as_many_at_once_as_the_pool_has_vms() -> None:
+    memory = MemoryPool(nap)
+    memory.pool = PoolConfig(size=3, idle=0)
+    async with over(memory) as pool:
+        await pool.map(Code("x"), ["5"] * 20)
+    assert memory.most == 3
 
 
 @async_test

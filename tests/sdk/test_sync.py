@@ -39,7 +39,7 @@ async def forever(run: Running) -> None:
 
 
 def threads() -> set[str]:
-    return {thread.name for thread in threading.enumerate() if thread.name.startswith("agentfw")}
+    return {thread.name for thread in threading.enumerate() if thread.name == "agentfw-pool"}
 
 
 def test_all_of_it() -> None:

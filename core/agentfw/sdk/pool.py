@@ -394,5 +394,6 @@ def _length(inputs: object) -> int | None:
 
 
 def _size(backend: Backend) -> int:
-    size = getattr(backend, "size", None)
+    """The router tells its table [pool]."""
+    size = getattr(getattr(backend, "pool", None), "size", None)
     return size if isinstance(size, int) and size > 0 else AT_ONCE
