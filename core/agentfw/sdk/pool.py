@@ -58,33 +58,34 @@ class Pool:
     ) -> None:
         keys = {**table, **{k: v for k, v in (("workers", workers), ("size", size), ("idle", idle)) if v is not None}}
         self._make: Callable[[], Any] = lambda: _embedded(config, plugins, workers is None, keys)
-        self._owned = True
         self._begin()
 
     @classmethod
     def connect(cls, socket: StrPath | None = None, *, url: str | None = None, token: str | None = None) -> Self:
         """A pool that runs already: by its socket (None: where `agentfw pool start` puts it), or by `url` ("http://HOST:PORT")
-        with its token. Leaving the context leaves jobs of `submit` to it, and kills those that `run` and `map` wait for."""
+        with its token. PoolError at the start if nobody answers. Leaving the context leaves jobs of `submit` to it, and kills
+        those that `run` and `map` wait for."""
 
         def make() -> Any:
-            from ..pool.client import HttpBackend  # type: ignore[import-not-found,unused-ignore]
+            from ..pool.client import HttpBackend
 
-            place = None if socket is None else os.fspath(socket)
-            return HttpBackend(url=url, token=token) if url is not None else HttpBackend(socket=place)
+            return HttpBackend(socket=None if socket is None else os.fspath(socket), url=url, token=token)
 
-        return cls.over(make)
+        pool = cls.over(make)
+        pool._ask = True
+        return pool
 
     @classmethod
     def over(cls, make: Callable[[], Any]) -> Self:
         """Any other Backend: `make()` is called at the start; its `start()` and `close()`, if it has them, with the context."""
         pool = cls.__new__(cls)
         pool._make = make
-        pool._owned = False
         pool._begin()
         return pool
 
     def _begin(self) -> None:
         self._backend: Any = None
+        self._ask = False
         self._pid = os.getpid()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
@@ -108,6 +109,8 @@ class Pool:
             start = getattr(backend, "start", None)
             if start is not None:
                 await start()
+            if self._ask:
+                await backend.describe()
         except BaseException:
             self._closed = True
             await _close(backend)
