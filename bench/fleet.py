@@ -72,9 +72,9 @@ class Bench:
     def wants(self, *phases: str) -> bool:
         return bool(self.options.phases & set(phases))
 
-    async def phase(self, name: str, body: Callable[[], Awaitable[None]]) -> None:
-        """A phase that fails costs its rows, not the rest."""
-        if not self.wants(name):
+    async def phase(self, name: str, body: Callable[[], Awaitable[None]], pool: object = "none needed") -> None:
+        """A phase that fails costs its rows, not the rest. `pool` None: the one that it needs did not start."""
+        if not self.wants(name) or pool is None:
             return
         print(f"\n== {name}", flush=True)
         try:
@@ -99,9 +99,9 @@ class Bench:
         if self.wants("calls", "flat"):
             size = max(options.callers, *options.counts)
             async with self.opened("calls", size=size, idle=min(size, options.callers)) as pool:
-                await self.phase("calls", lambda: calls.throughput(place, book, pool, options.callers, options.seconds))
+                await self.phase("calls", lambda: calls.throughput(place, book, pool, options.callers, options.seconds), pool)
                 await self.phase(
-                    "flat", lambda: calls.flat(place, book, pool, options.counts, options.flat_rate, options.flat_seconds)
+                    "flat", lambda: calls.flat(place, book, pool, options.counts, options.flat_rate, options.flat_seconds), pool
                 )
         if self.wants("print", "peers"):
             async with peers.Forker.started() as forker:
@@ -112,7 +112,7 @@ class Bench:
             size = options.soak_at_once * 2
             async with self.opened("soak", size=size, idle=options.soak_at_once) as pool:
                 every = max(1.0, min(60.0, options.soak / 60))
-                await self.phase("soak", lambda: soak.soak(place, book, pool, options.soak, options.soak_at_once, every))
+                await self.phase("soak", lambda: soak.soak(place, book, pool, options.soak, options.soak_at_once, every), pool)
 
     @contextlib.asynccontextmanager
     async def opened(self, phase: str, **keys: object) -> AsyncIterator[object]:
@@ -129,8 +129,12 @@ class Bench:
         try:
             yield pool
         finally:
-            async with asyncio.timeout(120):
-                await pool.close()
+            try:
+                async with asyncio.timeout(120):
+                    await pool.close()
+            except Exception as error:
+                traceback.print_exc()
+                self.failed(phase, f"the pool did not close: {type(error).__name__}: {error}")
 
     async def cells(self, folder: Path) -> None:
         found = await cells.warm(folder, self.options.agents, self.options.at_once)
@@ -168,13 +172,13 @@ class Bench:
 
         await self.phase("warm", empty)
         await settled()
-        before, begun = machine.available(), machine.cpu()
+        start = warmed.Start.now()
         async with self.opened("warm", size=options.agents, idle=options.agents) as pool:
             if pool is None:
                 return
-            await self.phase("warm", lambda: warmed.warm_up(place, book, pool, options.agents, nothing, before, begun))
+            await self.phase("warm", lambda: warmed.warm_up(place, book, pool, options.agents, nothing, start))
             await self.phase("dispatch", lambda: warmed.dispatch(place, book, pool, options.agents, options.rate, options.jobs))
-            await self.phase("alive", lambda: alive.stdlib(place, book, pool, options.agents, options.alive_rate, before))
+            await self.phase("alive", lambda: alive.stdlib(place, book, pool, options.agents, options.alive_rate, start.memory))
             alive.network_rows(book)
         await settled()
 
@@ -216,6 +220,9 @@ async def main(options: argparse.Namespace) -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     shown = {name: value for name, value in vars(options).items() if name not in ("json", "plot", "phases", "counts")}
     book = Book(shown)
+    load = os.getloadavg()[0]
+    if load > 0.5:
+        book.note(f"the machine is busy (load {load:.1f}): wall times are not this program's alone")
     with tempfile.TemporaryDirectory(prefix="agentfw-bench-", dir=Path.home()) as name:
         folder = Path(name)
         with world(folder, options.workers, options.latency) as place:
