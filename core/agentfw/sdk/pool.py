@@ -347,7 +347,7 @@ class Pool:
 def _embedded(
     config: Config | Mapping[str, Any] | StrPath | None, plugins: Sequence[str] | None, local: bool, keys: Mapping[str, Any]
 ) -> Any:
-    from ..pool.router import Router  # type: ignore[import-not-found,unused-ignore]
+    from ..pool.router import Router
 
     def read() -> Config:
         if isinstance(config, Config):
