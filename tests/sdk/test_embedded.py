@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -27,6 +28,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, agentfw_environment: dict[str, str], 
 
 
 def descriptors() -> int:
+    gc.collect()  # of other tests
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
