@@ -34,6 +34,7 @@ from agentfw.lives import Host, Life
 from agentfw.rehearsal import rehearse
 from agentfw.snapshots import SnapshotStore, Template, cell_config
 from agentfw_vmm import Cell
+from agentfw_vmm.in_memory import in_memory
 from fleet import machine
 
 CELL_VMS = 64
@@ -57,9 +58,8 @@ class Vms:
         for first in range(0, self.count, CELL_VMS):
             vms = min(CELL_VMS, self.count - first)
             host = Host(None)
-            config = cell_config(
-                self.template, vms=vms, runners=runners, snapshot_in=snapshot, hot_in=hot if hot.exists() else None, key=key
-            )
+            files = {"snapshot_in": in_memory(snapshot), "hot_in": hot if hot.exists() else None, "key": key}
+            config = cell_config(self.template, vms=vms, runners=runners, **files)
             host.cell = await Cell.start(config, host)
             for vm in range(vms):
                 host.lives[vm] = Life(Agent(str(first + vm), str(first + vm)), host, vm)

@@ -8,6 +8,7 @@
 /* Unmapped memory is kept and zeroed when it is wanted again: a page that the host has to give anew costs the guest a fault, 20 times
  * the price of a memset. But no more is kept than this part of the limit; the rest goes back. */
 #define KEEP(limit) PAGE_OF((limit) / 4)
+#define HUGE PAGE_OF(0x200000)       /* large files are mapped so that the host can back them with pages of this size */
 
 static u8 lazy;                      /* reservations in chunks committed since flush() */
 static u8 placing;                   /* a place was found and is not yet in the table: whatever the host's answer sets off, no page now */
@@ -160,6 +161,19 @@ static s64 user_range(u64 addr, u64 len, page *start, page *end)
     return 0;
 }
 
+/* The same of calls that want all of it mapped, and may be given nothing at all: 0 then. Fails by itself */
+static int mapped_range(u64 addr, u64 len, page *start, page *end)
+{
+    s64 r = user_range(addr, len, start, end);
+    if (r && !len && addr % PAGE == 0)
+        return 0;
+    if (!r && !region_covered(*start, *end, 0))
+        r = -ENOMEM;
+    if (r)
+        fail(r);
+    return 1;
+}
+
 #define MAP_SHARED 1
 #define MAP_PRIVATE 2
 #define MAP_FIXED 0x10
@@ -211,9 +225,11 @@ s64 sys_mmap(u64 addr, u64 len, u64 prot, u64 flags, u64 fd, u64 offset)
     } else {
         if (!is_free || start < base) {
             int high = !attr && n >= LOW_RESERVATION && !(flags & MAP_32BIT);
-            start = find_gap(n, high ? HIGH : base, flags & MAP_32BIT ? HIGH : SPACE_PAGES);
+            page pad = !(flags & MAP_ANONYMOUS) && n >= HUGE ? HUGE - 1 : 0;
+            start = find_gap(n + pad, high ? HIGH : base, flags & MAP_32BIT ? HIGH : SPACE_PAGES);
             if (!start)
                 return -ENOMEM;
+            start = (start + pad) & ~pad;
         }
         end = start + n;
     }
@@ -237,11 +253,8 @@ s64 sys_mprotect(u64 addr, u64 len, u64 prot)
     struct region *p;
     if (prot & ~(u64)PROT_ALL)
         return -EINVAL;
-    s64 r = user_range(addr, len, &start, &end);
-    if (r)
-        return len || addr % PAGE ? r : 0;
-    if (!region_covered(start, end, 0))
-        return -ENOMEM;
+    if (!mapped_range(addr, len, &start, &end))
+        return 0;
     if (prot) {
         for (page s = start; (p = region_piece(s, end)); s = p->end)
             if (!(p->attr & (PROT_ALL | A_FILE)))
@@ -250,7 +263,7 @@ s64 sys_mprotect(u64 addr, u64 len, u64 prot)
             return -ENOMEM;
         flush();
     }
-    r = 0;
+    s64 r = 0;
     for (page s = start, e; r >= 0 && (p = region_piece(s, end)); s = e) {
         e = p->end;
         u32 a = p->attr;
@@ -273,13 +286,11 @@ s64 sys_madvise(u64 addr, u64 len, u64 advice)
 {
     page start, end;
     struct region *p;
+    s64 r = 0;
     if (advice > 21 || !(MADV_KNOWN >> advice & 1))
         return -EINVAL;
-    s64 r = user_range(addr, len, &start, &end);
-    if (r)
-        return len || addr % PAGE ? r : 0;
-    if (!region_covered(start, end, 0))
-        return -ENOMEM;
+    if (!mapped_range(addr, len, &start, &end))
+        return 0;
     /* Hints; MADV_FREE may keep the pages. And so may the C library's word that an ending thread's stack is not needed: what lies
      * right below a stack pointer nobody can count on, and the next thread that gets the stack is spared a fault a page. */
     u64 sp = user_frame()->rsp;
@@ -352,10 +363,8 @@ s64 sys_brk(u64 addr)
 s64 sys_msync(u64 addr, u64 len)
 {
     page start, end;
-    s64 r = user_range(addr, len, &start, &end);
-    if (r)
-        return len || addr % PAGE ? r : 0;
-    return region_covered(start, end, 0) ? 0 : -ENOMEM;
+    mapped_range(addr, len, &start, &end);
+    return 0;
 }
 
 void mm_init(void)

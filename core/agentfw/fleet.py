@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agentfw_vmm import Cell, CellError, GuestFlow, VmExit, VmStatistics
+from agentfw_vmm.in_memory import in_memory
 
 from . import guest_trust
 from .agents import Agent, ExitReport
@@ -34,6 +35,7 @@ from .snapshots import Progress, SnapshotStore, Template, TemplateError, cell_co
 CELL_VMS = 64
 """VMs that a cell holds at most; more slow each other down."""
 _FIRST_PID = 1000
+_MANY = 16  # VMs: to copy their snapshot into memory takes longer than a few of them gain
 
 log = logging.getLogger("agentfw.fleet")
 
@@ -160,7 +162,7 @@ class Fleet:
             self.template,
             vms=vms,
             runners=runners,
-            snapshot_in=snapshot,
+            snapshot_in=in_memory(snapshot) if self.size >= _MANY else snapshot,
             hot_in=hot if hot.exists() else None,
             key=key,
             trace=self._trace,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from .errors import CellError
+from .in_memory import InMemory
 from .saved import SavedVm
 
 _END, _MOUNT, _FILE, _PROGRAM, _ARG, _ENV, _MEMORY, _SNAPSHOT_IN, _SNAPSHOT_OUT, _SLICE, _TRACE, _TMP, _SYMLINK, _KEY = range(14)
@@ -51,7 +52,7 @@ class CellConfig:
     program: str = ""
     argv: list[str] = field(default_factory=list)
     env: Mapping[str, str] = field(default_factory=dict)
-    snapshot_in: Path | SavedVm | None = None
+    snapshot_in: Path | InMemory | SavedVm | None = None
     snapshot_out: Path | None = None
     hot_in: Path | None = None
     hot_out: Path | None = None
@@ -101,11 +102,11 @@ def _string(text: str) -> bytes:
     return raw
 
 
-def _open(path: Path | str, flags: int, opened: list[int]) -> int:
+def _open(path: os.PathLike[str] | str, flags: int, opened: list[int]) -> int:
     try:
         fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise CellError(f"{path}: {error.strerror}") from None
+        raise CellError(f"{os.fspath(path)}: {error.strerror}") from None
     opened.append(fd)
     return fd
 

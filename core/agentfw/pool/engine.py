@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Awaitable
 
 import msgspec
 from agentfw_vmm import Cell, CellHandler
+from agentfw_vmm.in_memory import in_memory
 
 from ..agents import Agent, ExitReport
 from ..config import RunConfig
@@ -319,7 +320,7 @@ class Engine:
                 prepared.template,
                 vms=vms,
                 runners=min(self._runners(vms), vms),
-                snapshot_in=prepared.snapshot,
+                snapshot_in=in_memory(prepared.snapshot),
                 hot_in=self._templates.hot(prepared),
                 key=prepared.key,
                 recycle=recycle,

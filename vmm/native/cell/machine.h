@@ -12,6 +12,7 @@
 #include "vmm.h"
 
 #define PAGE 4096ull
+#define HUGE_PAGE (2ull << 20)
 #ifndef PAGEMAP_SCAN                             /* Linux 6.7, linux/fs.h */
 struct page_region {
     uint64_t start, end, categories;
@@ -313,6 +314,10 @@ int recycle(struct machine *m, const struct snapshot *s);
 const struct snapshot *snapshot_of_cell(void);   /* restore.c; 0: none that is good */
 int recycle_check(struct machine *m);            /* then: is the vCPU really as a new one's? */
 int snapshot_again(struct machine *m, uint32_t pid);   /* restore.c: snapshot_restore() into a KEPT one */
+
+/* ---- huge.c ---- */
+bool huge_always(void);                          /* the host gives huge pages to whoever does not refuse them. Before the jail */
+void huge_pages(struct machine *m, const struct snapshot *s);   /* before there are memslots */
 
 /* ---- hot.c ---- */
 void hot_load(int fd);                           /* before the jail */

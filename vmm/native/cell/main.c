@@ -161,7 +161,8 @@ int main(int argc, char **argv)
         keep(cell.pagemap_fd);
     /* A cell must not be looked into by others of its user, and a 4 KiB page that a restored VM writes must not cost it 2 MiB. */
     prctl(PR_SET_DUMPABLE, 0);
-    prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0);
+    if (huge_always())
+        prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0);   /* else memory gets none unasked, and code shall have them (huge.c) */
     const uint8_t *records = (uint8_t *)cell.header + cell.header->config_offset;
     uint64_t records_size = cell.header->config_size;
     close_others(records, records_size, (int)memfd);

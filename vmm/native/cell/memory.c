@@ -17,7 +17,20 @@
 
 int memory_reserve(struct machine *m)
 {
-    void *mem = mmap(0, AFW_SPACE_END, PROT_NONE, ANON, -1, 0);
+    /* Where guest addresses and the host's are alike to 2 MiB, KVM can map a huge page as one. */
+    uint8_t *mem = mmap(0, AFW_SPACE_END, PROT_NONE, ANON, -1, 0);
+    if (mem != MAP_FAILED && (uintptr_t)mem % HUGE_PAGE) {   /* newer kernels align by themselves */
+        munmap(mem, AFW_SPACE_END);
+        uint8_t *all = mmap(0, AFW_SPACE_END + HUGE_PAGE, PROT_NONE, ANON, -1, 0);
+        uint64_t before = -(uintptr_t)all % HUGE_PAGE;
+        mem = all;
+        if (all != MAP_FAILED) {
+            mem = all + before;
+            munmap(mem + AFW_SPACE_END, HUGE_PAGE - before);
+            if (before)
+                munmap(all, before);
+        }
+    }
     if (mem == MAP_FAILED)
         return -errno;
     void *prot = mmap(0, PAGES_IN_SPACE, RW, ANON, -1, 0);

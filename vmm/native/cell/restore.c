@@ -270,6 +270,7 @@ static int map_memory(struct machine *m, const struct snapshot *s)
             return -errno;
         pieces_done(m, p->start, p->end - p->start, (int)p->prot, false);
     }
+    huge_pages(m, s);
     hot_populate(m, h->commit_chunks);           /* before there are memslots: KVM need not be told */
     for (uint32_t i = 0; i < n; i++) {
         int e = memory_slot(m, from[i], to[i]);

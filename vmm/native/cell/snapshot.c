@@ -281,7 +281,8 @@ static int save(struct machine *m, struct afw_snapshot_header *h, struct buffer 
     h->vcpu_offset = sizeof *h;
     h->vcpu_size = (uint32_t)state->size;
     uint64_t offset = page_up(sizeof *h + state->size);
-    for (uint32_t i = 0; i < h->n_extents; i++) {
+    for (uint32_t i = 0; i < h->n_extents; i++) {    /* as far from a multiple of 2 MiB as in memory: huge pages can be mapped. Holes cost nothing */
+        offset += (h->extent[i].gpa - offset) % HUGE_PAGE;
         h->extent[i].offset = offset;
         offset += h->extent[i].size;
     }
