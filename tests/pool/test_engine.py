@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from agentfw.pool.config import LimitsConfig
+from agentfw.pool.jobs import Job, Limits
 
-from .engines import engine, in_loop, run
+from .engines import Heard, engine, in_loop, run
 
 pytestmark = [pytest.mark.kvm, pytest.mark.usefixtures("nothing_left")]
 
@@ -30,5 +34,91 @@ def test_what_a_job_is_given_and_tells(store: Path) -> None:
             assert heard.out == "/job /job/main.py 1\n", (result, heard.err)
             result, heard = await run(pool, "import os; print(os.listdir('/job'), os.listdir('.'))")
             assert heard.out == "[] []\n", "files of one job are not the next one's"
+
+    in_loop(main)
+
+
+def test_many_at_once_of_two_tenants(store: Path) -> None:
+    """More jobs than VMs; VMs of one tenant are never in the cell of another."""
+
+    async def main() -> None:
+        async with engine(store, size=6, idle=2) as pool:
+            seen: dict[str, set[int]] = {"a": set(), "b": set()}
+
+            async def one(number: int) -> None:
+                tenant = "ab"[number % 2]
+                result, heard = await run(pool, f"print({number} * 2)", tenant=tenant)
+                assert (result.status, heard.out) == (0, f"{number * 2}\n"), result
+                for key, group in pool._stock.groups.items():
+                    if key.tenant in seen:
+                        seen[key.tenant] |= {cell.pid for cell in group.cells}
+                assert sum(pool._stock.count.values()) - pool._stock.count["empty"] <= 6
+
+            await asyncio.gather(*(one(number) for number in range(60)))
+            assert seen["a"] and seen["b"] and not seen["a"] & seen["b"]
+            counted = pool.counts().counters
+            assert counted["dispatched"] == 60 and counted["recycled"] > 10, counted
+
+    in_loop(main)
+
+
+def test_limits(store: Path) -> None:
+    async def main() -> None:
+        async with engine(store, size=4, idle=2, limits=LimitsConfig(output=1000)) as pool:
+            loop = "while True: pass"
+            result, _ = await run(pool, loop, limits=Limits(seconds=0.3))
+            assert (result.kind, result.status) == ("timeout", 124) and "0.3 s" in result.text
+            result, _ = await run(pool, loop, limits=Limits(cpu_seconds=0.2))
+            assert result.kind == "timeout" and "CPU" in result.text and 0.15 < result.usage.cpu_seconds < 2
+            result, heard = await run(pool, "while True: print('x' * 99)", limits=Limits(output=12345))
+            assert (result.kind, len(heard.out), result.usage.stdout) == ("output", 1000, 1000), "the pool's limit is a maximum"
+            result, heard = await run(pool, "print('x' * 999, flush=True)")
+            assert (result.kind, len(heard.out)) == ("code", 1000), "just as much as it may"
+            result, heard = await run(pool, "import sys; print('y' * 400, file=sys.stderr); print('x' * 999)")
+            assert result.kind == "output" and len(heard.out) + len(heard.err) == 1000
+            result, heard = await run(pool, "x = bytearray(10**9)", limits=Limits(seconds=30))
+            assert result.status == 1 and "MemoryError" in heard.err
+
+    in_loop(main)
+
+
+def test_signals_and_stdin(store: Path) -> None:
+    async def main() -> None:
+        async with engine(store, size=1, idle=1) as pool:
+            lines: asyncio.Queue[bytes] = asyncio.Queue()
+
+            async def stdin() -> AsyncIterator[bytes]:
+                while data := await lines.get():
+                    yield data
+
+            heard = Heard()
+            code = """import signal, sys
+signal.signal(15, lambda *a: print("term", flush=True))
+print("on", flush=True)
+print(sys.stdin.read())"""
+            job = Job(mode="code", target=code, stdin=b"a", interactive=True)
+            first = asyncio.create_task(pool.run(job, "i", heard, stdin()))
+            await heard.line.wait()
+            waiting = Heard()
+            second = asyncio.create_task(pool.run(Job(mode="code", target="print(1)"), "j", waiting, None))
+            await asyncio.sleep(0)
+            assert pool.counts().waiting == 1
+            pool.signal("j", 9)
+            result = await second
+            assert result.kind == "killed" and not waiting.began.is_set() and result.status == 137
+            heard.line.clear()
+            pool.signal("i", 15)
+            await heard.line.wait()
+            for data in (b"b", b"c", b""):
+                lines.put_nowait(data)
+            assert (await first).status == 0 and heard.out == "on\nterm\nabc\n"
+            third = asyncio.create_task(
+                pool.run(Job(mode="code", target="import time; print(flush=True); time.sleep(99)"), "k", heard, None)
+            )
+            heard.line.clear()
+            await heard.line.wait()
+            pool.signal("k", 9)
+            assert (await third).kind == "killed"
+            pool.signal("nobody", 15)
 
     in_loop(main)

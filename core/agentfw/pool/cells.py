@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import errno
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -147,6 +147,7 @@ class PoolCell:
         self.closed = False
         self.empty_since: float | None = None
         self._recycle = recycle
+        self._loop = asyncio.get_running_loop()
         self._native: CellLike | None = None
         self._pids: Callable[[], int] = lambda: 1000
         self._hung = ""
@@ -278,7 +279,7 @@ class PoolCell:
     def kill(self, vm: Vm) -> None:
         """A cell that does not obey (it was stopped, or hangs in a host's file system) is killed with all its VMs."""
         self.native.kill(vm.number)
-        asyncio.get_running_loop().call_later(KILL_SECONDS, self._overdue, vm, vm.life)
+        self._loop.call_later(KILL_SECONDS, self._overdue, vm, vm.life)
 
     def _overdue(self, vm: Vm, life: int) -> None:
         if vm.life == life and vm.state != "empty" and not self.closed:
@@ -347,7 +348,7 @@ class PoolCell:
         """Kill what is in it and end it. Idempotent."""
         self.closed = True
         if self._closing is None:
-            self._closing = asyncio.get_running_loop().create_task(self._close())
+            self._closing = self._loop.create_task(self._close())
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
@@ -358,8 +359,8 @@ class PoolCell:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _task(self, body: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(body)
+    def _task(self, body: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(body)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -118,7 +118,6 @@ class Engine:
                         raise _unavailable(error) from None
                     continue
                 self._aim(prepared)
-            self._stock.soon()
             await self._warmed()
         except BaseException:
             await self.close()
@@ -135,7 +134,9 @@ class Engine:
             target = self._stock.idle_most if prepared.name == DEFAULT_TEMPLATE else 0
         key = GroupKey(DEFAULT_TENANT, prepared, self._pool.isolation)
         if target or key in self._stock.groups:
-            self._stock.group(key).target = min(target, self._stock.size)
+            group = self._stock.group(key)
+            group.target = min(target, self._stock.size)
+            self._stock.soon(group)
 
     async def _warmed(self) -> None:
         """Until all that shall wait do, or cannot be made."""
@@ -298,7 +299,6 @@ class Engine:
         for name in sorted({DEFAULT_TEMPLATE, *self._pool.templates}):
             with contextlib.suppress(AgentfwError):  # it is in the log, and its jobs are told
                 self._aim(await self._templates.get(name))
-                self._stock.soon()
 
     # -- cells
 

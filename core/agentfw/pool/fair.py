@@ -1,7 +1,9 @@
-"""Who is next: jobs that wait for a VM, tenants in turn, weighted by their shares, each tenant's own in the order they came.
+"""Who is next: jobs that wait for a VM, weighted by their tenants' shares, each tenant's own in the order they came.
 
-Stride scheduling: a job taken moves its tenant on by 1/share, and the tenant that is furthest behind is next. One that comes
-back after a pause begins where the others are; what it did not use is not saved up.
+The tenant that has the fewest jobs running, for its share, is next: so what one tenant's job leaves goes to the next of the same
+tenant as long as all have their part, and its VM can be used again. Where that is equal it is their turn (stride scheduling: a
+job taken moves its tenant on by 1/share, who is furthest behind is next). Who comes back after a pause begins where the others
+are; what it did not use is not saved up.
 """
 
 from __future__ import annotations
@@ -97,20 +99,21 @@ class FairQueue(Generic[T]):
     def in_order(self) -> Iterator[T]:
         """The entries as they would be served if each were when its turn comes; of a tenant no more than it may run at once.
         Nothing may be added, removed or taken meanwhile."""
-        heap: list[tuple[float, int, float, Iterator[T]]] = []
+        heap: list[tuple[float, float, int, float, Iterator[T]]] = []
         for found in self._tenants.values():
             share, limit = self._terms(found.name)
             count = len(found.entries) if limit is None else min(len(found.entries), limit - found.running)
             if count > 0:
-                heap.append((found.passed, found.order, share, itertools.islice(found.entries, count)))
+                first = itertools.islice(found.entries, count)
+                heap.append((found.running / share, found.passed, found.order, share, first))
         heapq.heapify(heap)
         while heap:
-            passed, order, share, entries = heap[0]
+            running, passed, order, share, entries = heap[0]
             entry = next(entries, None)
             if entry is None:
                 heapq.heappop(heap)
                 continue
-            heapq.heapreplace(heap, (passed + 1 / share, order, share, entries))
+            heapq.heapreplace(heap, (running + 1 / share, passed + 1 / share, order, share, entries))
             yield entry
 
     def _drop(self, found: _Tenant[T]) -> None:

@@ -68,11 +68,11 @@ class Group:
     def alive(self) -> int:
         return sum(self.count.values()) - self.count["empty"]
 
-    def wanted_idle(self, most: int) -> int:
-        """VMs that should wait now; `most`: of those that nobody asked for, only lately were in use."""
+    def keeps(self, most: int) -> int:
+        """VMs that may wait: the target, and what was in use lately and is not now (of that, `most`)."""
         if self.retired:
             return 0
-        return max(self.target, min(most, math.ceil(self.level - 0.5) - self.count["running"]))
+        return self.target + max(0, min(most, math.ceil(self.level - 0.5) - self.count["running"]))
 
     def idle(self) -> Iterator[Vm]:
         """Those that wait, the ones that have done so for the longest time first (of each runner)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -108,15 +109,15 @@ class Run:
         self._loss = loss
         if not self._exited.done():
             self._exited.set_result(report)
-        return report.kind == "code" and self._dispatched is not None and self._reason is None
+        return report.kind == "code" and self._reason is None and not self._failure
 
     # -- its life
 
     async def perform(self, key: GroupKey, environment: Mapping[str, str], stdin: AsyncIterator[bytes] | None) -> JobResult:
         """From its turn to its end. `environment`: all that it gets but for what plugins add. Trouble: no VM is to be had;
         PoolError "worker_lost"."""
-        loop, stock = self._loop, self._around.stock
-        asked = loop.time()
+        stock = self._around.stock
+        asked = time.perf_counter()
         vm: Vm | None = None
         try:
             if self._reason is None:
@@ -124,7 +125,7 @@ class Run:
         except Trouble:
             if self._reason is None:
                 raise
-        self._queued = loop.time() - asked
+        self._queued = time.perf_counter() - asked
         if vm is None:
             return self.over(ExitReport("killed", text="killed before it was started"))
         try:
@@ -134,7 +135,7 @@ class Run:
 
     async def _in(self, vm: Vm, key: GroupKey, environment: Mapping[str, str], stdin: AsyncIterator[bytes] | None) -> JobResult:
         loop, runtime = self._loop, self._around.runtime
-        self._began = loop.time()
+        self._began = time.perf_counter()  # a loop's clock may count milliseconds only
         self._warm_cpu = vm.warm_cpu
         runtime.can_stop(self.agent, lambda reason: self.end("killed", reason))
         helpers: list[asyncio.Task[None]] = []
@@ -153,7 +154,7 @@ class Run:
                     timer = loop.call_later(most, self.end, "timeout", f"timed out after {most:g} s")
                 await self._dispatch(vm, told)
             report = await asyncio.shield(self._exited)
-            seconds = loop.time() - self._began
+            seconds = time.perf_counter() - self._began
             if told is not None:
                 await asyncio.gather(*outputs)  # all it wrote, before its end is told
         finally:
@@ -205,7 +206,7 @@ class Run:
             self._failure = f"the VM did not acknowledge its job: {str(error) or f'silent for {ACK_SECONDS:.0f} s'}"
             vm.cell.kill(vm)
             return
-        self._dispatched = self._loop.time() - self._began
+        self._dispatched = time.perf_counter() - self._began
         for number in self._signals:
             vm.cell.native.signal(vm.number, number)
         self._events.started(self._dispatched)
@@ -277,7 +278,7 @@ class Run:
     def dropped(self) -> None:
         """It ended without a result: what is kept for the agent goes all the same."""
         if not self._end_told:
-            seconds = self._loop.time() - self._began if self._began else 0.0
+            seconds = time.perf_counter() - self._began if self._began else 0.0
             self._told(ExitReport("killed", text="its run was given up", seconds=seconds))
 
 

@@ -75,6 +75,8 @@ class Stock:
         self._closed = False
         self._quiet_until = 0.0
         self._kept: list[Vm] = []
+        self._changed: set[Group] = set()
+        """What `_fill()` has to look at."""
         self._waits: dict[User, Wait] = {}
         self._owners: dict[PoolCell, Group] = {}
         self._endings: set[asyncio.Task[None]] = set()
@@ -137,14 +139,17 @@ class Stock:
 
     def _used(self, group: Group, vm: Vm, user: User) -> None:
         vm.cell.use(vm, user)
+        self._changed.add(group)
         group.used = self._loop.time()
         group.level = max(group.level, float(group.count["running"]))
         self.counted["dispatched"] += 1
 
     # -- balance
 
-    def soon(self) -> None:
-        """Something has changed: look, once in this turn of the loop."""
+    def soon(self, group: Group | None = None) -> None:
+        """Something has changed, of this group: look, once in this turn of the loop."""
+        if group is not None:
+            self._changed.add(group)
         if not self._due and not self._closed:
             self._due = True
             self._loop.call_soon(self.balance)
@@ -167,8 +172,9 @@ class Stock:
         for vm in kept:
             if vm.state == "empty":
                 vm.cell.discard(vm)  # nobody wants it
-        for group in self.groups.values():
-            group.kept.clear()
+            group = self._owners.get(vm.cell)
+            if group is not None:
+                group.kept.clear()
 
     def _serve(self, room: int) -> int:
         """Those that wait; -> the room that is left."""
@@ -203,11 +209,19 @@ class Stock:
         return room
 
     def _fill(self, room: int) -> None:
-        for group in sorted(self.groups.values(), key=lambda group: (-group.target, -group.used)):
-            lacking = group.wanted_idle(self.idle_most) - group.count["idle"] - group.coming
-            while room > 0 and lacking > 0 and self._make(group):
+        """What shall wait for jobs. VMs that ended are put back even beyond a group's target, as far as so many were in use
+        lately: the next jobs will want them, and to put one back is cheaper than to make one."""
+        if not self._changed:
+            return
+        for group in sorted(self._changed, key=lambda group: (-group.target, -group.used)):
+            there = group.count["idle"] + group.coming
+            keeps = group.keeps(self.idle_most)
+            least = group.target or keeps
+            while room > 0 and there < keeps and (there < least or group.kept) and self._make(group):
                 room -= 1
-                lacking -= 1
+                there += 1
+            if there >= least:
+                self._changed.discard(group)  # else it is looked at again when something has changed anywhere
 
     def _victim(self, hungry: Group) -> Vm | None:
         """An idle VM of another group: of one that has more than it wants, else of the one that was last in use longest ago."""
@@ -215,7 +229,7 @@ class Stock:
         if not found:
             return None
         most = self.idle_most
-        group = min(found, key=lambda group: (min(0, group.wanted_idle(most) - group.count["idle"]), group.used))
+        group = min(found, key=lambda group: (min(0, group.keeps(most) - group.count["idle"]), group.used))
         return next(group.idle())
 
     def _make(self, group: Group) -> bool:
@@ -263,7 +277,7 @@ class Stock:
         group = self._group_of(vm.cell)
         if group is not None:
             group.worked()
-        self.soon()
+        self.soon(group)
 
     def vm_gone(self, vm: Vm, was: State, report: VmExit, loss: Loss | None) -> None:
         group = self._group_of(vm.cell)
@@ -272,7 +286,7 @@ class Stock:
         if vm.kept:
             self._kept.append(vm)
             group.kept.append(vm)
-        if was in ("warming", "idle") and loss is None:
+        if was in ("warming", "idle") and loss is None and not vm.cell.closed:
             self.counted["lost_before_use"] += 1
             log.warning("a VM of template `%s` ended before it had a job: %s", group.key.template.name, report.text)
             spoiled = report.text.startswith("snapshot: ")  # damaged, or of another machine: no use to anybody
@@ -284,12 +298,12 @@ class Stock:
                 self._failed(group, trouble)
             if spoiled or group.failures >= FAILURES:
                 self._tell(group, trouble)
-        self.soon()
+        self.soon(group)
 
     def _failed(self, group: Group, trouble: Trouble) -> None:
         at = group.failed(self._loop.time(), trouble)
-        self._loop.call_at(at, self.soon)
-        self.soon()
+        self._loop.call_at(at, self.soon, group)
+        self.soon(group)
 
     def _tell(self, group: Group, trouble: Trouble) -> None:
         """Those that wait for this group, that there is nothing to be had."""
@@ -318,7 +332,7 @@ class Stock:
         self._quiet_until = self._loop.time() + QUIET_SECONDS
         given = 0
         most = self.idle_most
-        for group in sorted(self.groups.values(), key=lambda group: (group.wanted_idle(most) - group.count["idle"], group.used)):
+        for group in sorted(self.groups.values(), key=lambda group: (group.keeps(most) - group.count["idle"], group.used)):
             for vm in list(group.idle()):
                 if given >= count:
                     return given
@@ -341,8 +355,9 @@ class Stock:
         """Each second: what nobody has asked for lately goes, and so do cells without VMs."""
         now = self._loop.time()
         for group in list(self.groups.values()):
+            self._changed.add(group)
             group.level = max(float(group.count["running"]), group.level * FALL)
-            surplus = group.count["idle"] - group.wanted_idle(self.idle_most)
+            surplus = group.count["idle"] - group.keeps(self.idle_most)
             for vm in list(group.idle())[: max(0, surplus)]:
                 self.counted["given_up"] += 1
                 vm.cell.give_up(vm)
@@ -353,6 +368,7 @@ class Stock:
                     cell.empty_since = None
             if not group.cells and not group.waiting and not group.target and now >= group.paused_until:
                 del self.groups[group.key]
+                self._changed.discard(group)
         self._close_empty(EMPTY_CELLS, now - EMPTY_SECONDS)
         self.soon()
 

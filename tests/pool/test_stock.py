@@ -1,0 +1,303 @@
+"""What the stock does with VMs, whatever jobs, cells and operators do, in any order. The cells are fakes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any, Literal
+
+from agentfw.pool.cells import CellLike, Loss, Vm
+from agentfw.pool.groups import CELL_VMS, Group, GroupKey, Trouble
+from agentfw.pool.stock import Stock
+from agentfw.pool.templates import Prepared
+from agentfw_vmm import CellError, CellHandler, VmExit, VmStatistics
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from .fake_cells import FakeCell
+
+TEMPLATES: Any = [Prepared(name, None, Path(), b"", {}, {}) for name in ("plain", "other")]  # type: ignore[arg-type]
+
+
+class Clock(asyncio.SelectorEventLoop):
+    """Time goes on when it is told to."""
+
+    now = 1000.0
+
+    def time(self) -> float:
+        return self.now
+
+
+class Job:
+    """A `User`."""
+
+    def __init__(self, key: GroupKey) -> None:
+        self.key = key
+        self.vm: Vm | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.trouble = ""
+        self.ends = 0
+
+    def flow_opened(self, flow: Any) -> None: ...
+
+    def ended(self, report: VmExit, statistics: VmStatistics | None, loss: Loss | None) -> bool:
+        self.ends += 1
+        assert self.ends == 1 and (loss is not None or report.kind != "internal")
+        return report.kind == "code"
+
+    async def run(self, stock: Stock) -> None:
+        try:
+            self.vm = await stock.take(self.key, self)
+        except Trouble as error:
+            self.trouble = str(error)
+
+
+class Pool(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = Clock()
+        self.starting: list[tuple[asyncio.Future[FakeCell], CellHandler, int]] = []
+        self.cells: list[tuple[FakeCell, Group]] = []
+        self.jobs: list[Job] = []
+        self.most = 5
+        self.limits: dict[str, int | None] = {"c": 2}
+
+        async def make() -> Stock:
+            return Stock(5, self.start, terms=lambda tenant: (2.0 if tenant == "b" else 1.0, self.limits.get(tenant)),
+                         runners=lambda vms: 2, recycle=True)  # fmt: skip
+
+        self.stock = self.loop.run_until_complete(make())
+        self.stock.idle_most = 3
+        self.aimed = self.stock.group(GroupKey("a", TEMPLATES[0], "cell"))
+        self.aimed.target = 2
+        self.step()
+
+    def start(self, group: Group) -> Any:
+        def begin(handler: CellHandler, vms: int) -> Awaitable[CellLike]:
+            assert vms == (1 if group.key.isolation == "process" else CELL_VMS)
+            future: asyncio.Future[FakeCell] = self.loop.create_future()
+            self.starting.append((future, handler, vms))
+
+            async def wait() -> CellLike:
+                cell = await future
+                self.cells.append((cell, group))
+                return cell
+
+            return wait()
+
+        return begin
+
+    def step(self, seconds: float = 0.0) -> None:
+        """All that can happen without time going by."""
+        self.loop.now += seconds
+
+        async def turns() -> None:
+            for _ in range(20):
+                await asyncio.sleep(0)
+
+        self.loop.run_until_complete(turns())
+
+    def alive(self, state: str) -> list[Vm]:
+        return [
+            vm for group in self.stock.groups.values() for cell in group.cells for vm in cell.vms if vm.state == state and cell.up
+        ]
+
+    # -- what may happen
+
+    @rule(
+        tenant=st.sampled_from("aabc"),
+        template=st.sampled_from(TEMPLATES),
+        isolation=st.sampled_from(["cell", "cell", "process"]),
+    )
+    def submit(self, tenant: str, template: Prepared, isolation: Literal["cell", "process"]) -> None:
+        job = Job(GroupKey(tenant, template, isolation))
+        job.task = self.loop.create_task(job.run(self.stock))
+        self.jobs.append(job)
+        self.step()
+
+    @precondition(lambda self: self.starting)
+    @rule(works=st.sampled_from([True, True, True, False]))
+    def cell_starts(self, works: bool) -> None:
+        future, handler, vms = self.starting.pop(0)
+        if works:
+            future.set_result(FakeCell(handler, vms, True))
+        else:
+            future.set_exception(CellError("/dev/kvm: no"))
+        self.step()
+
+    @rule(count=st.integers(1, 4))
+    def get_warm(self, count: int) -> None:
+        for vm in self.alive("warming")[:count]:
+            vm.cell.native.stream(vm.number, 3).say({"warm": 1})  # type: ignore[attr-defined]
+        self.step()
+
+    @rule(index=st.integers(0, 9), kind=st.sampled_from(["code", "code", "code", "signal"]))
+    def finish(self, index: int, kind: Literal["code", "signal"]) -> None:
+        for vm in self.alive("running")[index : index + 1]:
+            self.native(vm).exit(vm.number, kind)
+            self.tell_over()
+        self.step()
+
+    @rule(state=st.sampled_from(["idle", "warming"]), text=st.sampled_from(["gone", "gone", "snapshot: damaged"]))
+    def die(self, state: str, text: str) -> None:
+        for vm in self.alive(state)[:1]:
+            self.native(vm).exit(vm.number, "signal", text)
+        self.step()
+
+    @rule(index=st.integers(0, 5), how=st.sampled_from(["killed", "broken"]))
+    def crash(self, index: int, how: Literal["killed", "broken"]) -> None:
+        cells = [cell for cell, _ in self.cells if not cell.closed and not cell.lost]
+        for cell in cells[index : index + 1]:
+            cell.crash(how)
+            self.tell_over()
+        self.step()
+
+    @rule()
+    def obey(self) -> None:
+        for cell, _ in self.cells:
+            cell.obey()
+        self.tell_over()
+        self.step()
+
+    @rule(index=st.integers(0, 5), withdrawn=st.booleans())
+    def cancel(self, index: int, withdrawn: bool) -> None:
+        waiting = [job for job in self.jobs if job.vm is None and job.task is not None and not job.task.done()]
+        for job in waiting[index : index + 1]:
+            if withdrawn:
+                self.stock.withdraw(job)
+            else:
+                assert job.task is not None
+                job.task.cancel()
+            self.step()
+            assert job.vm is None
+
+    @rule(count=st.integers(0, 5))
+    def trim(self, count: int) -> None:
+        idle = self.stock.count["idle"]
+        assert self.stock.trim(count) == min(count, idle)
+        self.step()
+
+    @rule(size=st.integers(1, 8))
+    def resize(self, size: int) -> None:
+        self.stock.resize(size)
+        self.most = max(size, self.living())
+        self.step()
+
+    @rule(tight=st.booleans(), exhausted=st.booleans())
+    def memory(self, tight: bool, exhausted: bool) -> None:
+        self.stock.tight = tight or exhausted
+        self.stock.exhausted = exhausted
+        self.step()
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 20.0]))
+    def time_goes_by(self, seconds: float) -> None:
+        self.step(seconds)
+        self.stock.tick()
+        self.step()
+
+    # -- what must always be so
+
+    def native(self, vm: Vm) -> FakeCell:
+        cell = vm.cell.native
+        assert isinstance(cell, FakeCell)
+        return cell
+
+    def tell_over(self) -> None:
+        for job in [job for job in self.jobs if job.vm is not None and job.ends]:
+            self.stock.over(job.key.tenant)
+            self.jobs.remove(job)
+
+    def living(self) -> int:
+        return sum(self.stock.count.values()) - self.stock.count["empty"]
+
+    @invariant()
+    def never_more_than_may_be(self) -> None:
+        self.most = max(self.stock.size, min(self.most, self.living()))
+        assert self.living() <= self.most
+        for tenant, running in self.stock.queue.running().items():
+            assert running <= (self.limits.get(tenant) or 99)
+
+    @invariant()
+    def counts_are_right(self) -> None:
+        for state in ("empty", "warming", "idle", "running", "ending"):
+            cells = [cell for group in self.stock.groups.values() for cell in group.cells]
+            for count, vms in (
+                (self.stock.count, [vm for cell in cells for vm in cell.vms]),
+                *((group.count, [vm for cell in group.cells for vm in cell.vms]) for group in self.stock.groups.values()),
+                *((cell.count, cell.vms) for cell in cells),
+                *((lane.count, [vm for vm in cell.vms if vm.lane is lane]) for cell in cells for lane in cell.lanes),
+            ):
+                assert count[state] == sum(vm.state == state for vm in vms)
+            for cell in cells:
+                for lane in cell.lanes:
+                    assert set(lane.idle) == {vm for vm in cell.vms if vm.lane is lane and vm.state == "idle"}
+
+    @invariant()
+    def each_has_its_own(self) -> None:
+        using = [job for job in self.jobs if job.vm is not None and not job.ends]
+        assert len({job.vm for job in using}) == len(using)
+        for job in using:
+            assert job.vm is not None and job.vm.user is job and job.vm.state == "running"
+            group = next(group for group in self.stock.groups.values() if job.vm.cell in group.cells)
+            assert group.key == job.key
+        for group in self.stock.groups.values():
+            assert group.waiting == sum(job.key == group.key and job.vm is None and not self.done(job) for job in self.jobs)
+
+    def done(self, job: Job) -> bool:
+        return job.task is None or job.task.done()
+
+    # -- where it must lead to
+
+    def teardown(self) -> None:
+        try:
+            self.settle()
+        finally:
+            self.loop.run_until_complete(self.close())
+            self.loop.close()
+
+    def settle(self) -> None:
+        """If nothing goes wrong any more, all jobs get their turn, and in the end just what shall wait is there."""
+        self.resize(3)
+        self.memory(False, False)
+        target = 0 if self.aimed.retired else 2
+        for _ in range(120):
+            self.starting_all()
+            self.get_warm(99)
+            for vm in self.alive("running"):
+                self.native(vm).exit(vm.number, "code")
+            self.tell_over()
+            self.obey()
+            self.time_goes_by(1.0)
+        assert all(self.done(job) for job in self.jobs), "a job waits for ever"
+        assert not len(self.stock.queue) and not self.stock.queue.running()
+        assert {state: count for state, count in self.stock.count.items() if count and state != "empty"} == (
+            {"idle": target} if target else {}
+        )
+        cells = [(group.key, cell.count, cell.up, cell.closed) for group in self.stock.groups.values() for cell in group.cells]
+        assert len(cells) == (1 if target else 0), cells
+        for cell, _ in self.cells:
+            assert cell.closed or cell.lost or not cell.left, "memory is kept for nobody"
+
+    def starting_all(self) -> None:
+        while self.starting:
+            self.cell_starts(True)
+
+    async def close(self) -> None:
+        closing = self.loop.create_task(self.stock.close())
+        for _ in range(50):
+            await asyncio.sleep(0)
+            while self.starting:
+                future, handler, vms = self.starting.pop(0)
+                future.set_result(FakeCell(handler, vms, True))
+        await closing
+        assert all(cell.closed or cell.lost for cell, _ in self.cells)
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.gather(*left, return_exceptions=True)
+
+
+Pool.TestCase.settings = settings(
+    max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+TestPool = Pool.TestCase
