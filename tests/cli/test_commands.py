@@ -11,8 +11,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from agentfw.cli.options import split
 from agentfw.cli.output import Kept, Lines, OneLine
-from agentfw.cli.run import split
 from agentfw.fleet import exit_status
 
 from tests.conftest import Agentfw

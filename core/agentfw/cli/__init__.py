@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -21,8 +22,18 @@ OWN_FAULT = 125
 _SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN}
 """What is wrong is the machine, or a limit, and not a line of ours."""
 
+_AS_THE_PROGRAM = {"agentfw run", "agentfw submit", "agentfw wait"}
+"""Their status may be a program's: even a mistake in their options is our 125."""
+
 COMMANDS = {
     "run": ("run", "run"),
+    "pool": ("pool", "pool"),
+    "submit": ("submit", "submit"),
+    "ps": ("jobs", "ps"),
+    "logs": ("jobs", "logs"),
+    "wait": ("jobs", "wait"),
+    "kill": ("jobs", "kill"),
+    "top": ("top", "top"),
     "doctor": ("doctor", "doctor"),
     "plugins": ("plugins", "plugins"),
     "config": ("config", "config"),
@@ -90,6 +101,7 @@ EXAMPLES = """Examples:
 \b
   agentfw run agent.py
   agentfw run -n 20 --stats --plugins dns,tls,policy,credentials agent.py
+  agentfw pool start --daemon; agentfw submit --wait agent.py
   agentfw doctor"""
 
 
@@ -145,9 +157,14 @@ def _open_standard_streams() -> None:
 
 
 def _main(arguments: list[str] | None) -> int:
+    return status_of(lambda: cli.main(arguments, prog_name="agentfw", standalone_mode=False), arguments)
+
+
+def status_of(call: Callable[[], Any], arguments: list[str] | None = None) -> int:
+    """What a command comes to, with what went wrong told on stderr."""
     stdout = sys.stdout
     try:
-        result: Any = cli.main(arguments, prog_name="agentfw", standalone_mode=False)
+        result = call()
         return result if isinstance(result, int) else 0
     except click.exceptions.Exit as stop:
         return stop.exit_code
@@ -159,7 +176,7 @@ def _main(arguments: list[str] | None) -> int:
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else _command(arguments)
         complain(_lower(error.format_message()), getattr(error, "hint", "") or f"see `{command} --help`")
-        return OWN_FAULT if command == "agentfw run" else 2
+        return OWN_FAULT if command in _AS_THE_PROGRAM else 2
     except click.ClickException as error:
         complain(_lower(error.format_message()))
         return OWN_FAULT if error.exit_code == 1 else error.exit_code
