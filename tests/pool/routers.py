@@ -18,7 +18,7 @@ from agentfw.pool.router import Router
 from agentfw.pool.workers import Patience
 
 ENGINE = "fake_engine:Engine"
-QUICK = Patience(heartbeat=0.2, hang=1.0, start=30.0, stop=5.0, first_delay=0.05, longest_delay=0.4)
+QUICK = Patience(heartbeat=0.5, hang=30.0, start=60.0, stop=20.0, first_delay=0.05, longest_delay=0.4)
 
 
 def pool_test(function: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

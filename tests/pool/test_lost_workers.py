@@ -9,12 +9,13 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from agentfw.pool.jobs import PoolError
 
-from .routers import finish, job, pool_test, running, stdout, until, until_running
+from .routers import QUICK, finish, job, pool_test, running, stdout, until, until_running
 
 
 @pool_test
@@ -39,7 +40,7 @@ async def test_a_worker_that_dies_is_replaced_and_its_jobs_are_told() -> None:
 
 @pool_test
 async def test_a_worker_that_hangs_is_killed() -> None:
-    async with running(workers=1) as router:
+    async with running(workers=1, patience=replace(QUICK, heartbeat=0.2, hang=2.0)) as router:
         (worker,) = (await router.describe()).workers
         info = await finish(router, ["hang", 50])
         assert info.result is not None and "did not answer" in info.result.text and "signal 9" in info.result.text

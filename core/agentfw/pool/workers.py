@@ -279,13 +279,13 @@ class ProcessWorker(Worker):
             setup = self._owner.setup(self)
             self.slots = setup.size
             self.channel.send(setup)
-            heart = loop.create_task(self._heart())
             both: tuple[asyncio.Future[Any], ...] = (ready, lost)
             await asyncio.wait(both, timeout=self._patience.start, return_when=asyncio.FIRST_COMPLETED)
             if not ready.done() and not lost.done():
                 raise PoolError("internal", f"worker {self.number} was not ready within {self._patience.start:g} s")
             if ready.done():
                 ready.result()
+                heart = loop.create_task(self._heart())  # not before: importing plugins holds a worker up, which is no fault
                 if not self._first.done():
                     self._first.set_result(None)
             await lost

@@ -6,10 +6,12 @@ What is kept and for how long: RFC 2181, 8 (TTLs), RFC 2308 (negative answers), 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from agentfw.errors import ConfigError, Denied, ResolveError
 from agentfw.hookspecs import hookimpl
 from agentfw.runtime import Runtime
 
-from . import wire
+from . import pool, wire
 from .cache import UNIT, Cache, Entry
 from .config import DnsConfig, networks, servers, system_servers
 from .exchange import Exchange, UpstreamFailed
@@ -58,12 +60,14 @@ class _Failure:
 
 @dataclass(slots=True)
 class _Outcome:
-    """Of a question to the upstreams: exactly one of the three."""
+    """Of a question to the upstreams, or to the pool's router: exactly one of the first three."""
 
     entry: Entry | None = None
     reply: wire.Reply | None = None
     """Not kept."""
     failure: _Failure | None = None
+    expired: Entry | None = None
+    """What the router had before it failed."""
 
 
 class Plugin:
@@ -208,6 +212,10 @@ class Plugin:
             "refused",
             "limited",
             "synthetic",
+            "pool_asked",
+            "pool_silent",
+            "pool_answered",
+            "pool_hits",
         )
         upstream = ("udp", "tcp", "failures", "refusals", "mismatched", "truncated", "foreign")
         return {
@@ -224,6 +232,51 @@ class Plugin:
         }
 
     # ---- the slow path ----
+
+    async def answer_pool(self, body: bytes) -> bytes:
+        """In the router of a pool: a question of a worker's, whose limits for its agents have been applied there."""
+        question = pool.decode_question(body)
+        query = wire.parse_query(question.query)
+        self.counters["pool_answered"] += 1
+        now = self._clock()
+        entry = self.cache.entries.get(query.key)
+        for known in (entry, self.cache.no_name(query.key)):
+            if known is not None and now < (known.prefetch_from if question.renew else known.expires):
+                self.counters["pool_hits"] += 1
+                self.cache.used_by(known, question.owner)
+                return self._told(known, now)
+        failure = self._failures.get(query.key)
+        if failure is not None and now < failure.until:
+            self.counters["pool_hits"] += 1
+            return self._told(entry, now, failure)
+        task = self._inflight.get(query.key)
+        if task is None:
+            if len(self._inflight) >= self.config.pending:
+                self.counters["limited"] += 1
+                return self._told(entry, now, _Failure(now, wire.SERVFAIL, "too many questions are waiting"))
+            task = self._start(query, question.owner)
+        else:
+            self.counters["coalesced"] += 1
+        stale = entry is not None and self._may_be_stale(entry, now)
+        done, _ = await asyncio.wait({task}, timeout=self.config.stale_wait if stale else None)
+        now = self._clock()
+        if not done:
+            return self._told(entry, now, _Failure(now, wire.SERVFAIL, "no answer in time"))
+        if task.cancelled() or task.exception():
+            return self._told(None, now, _Failure(now, wire.SERVFAIL, "the resolver is stopping"))
+        outcome = task.result()
+        if outcome.reply is not None:
+            return pool.encode(pool.Answer(outcome.reply))
+        return self._told(outcome.entry or entry, now, outcome.failure)
+
+    def _told(self, entry: Entry | None, now: float, failure: _Failure | None = None) -> bytes:
+        """To a worker: an entry, with a failure one that may only be used since there is nothing better."""
+        if failure is not None and entry is not None and not self._may_be_stale(entry, now):
+            entry = None
+        told = None if failure is None else pool.Failure(max(0.0, failure.until - now), failure.rcode, failure.text)
+        if entry is None:
+            return pool.encode(pool.Answer(failure=told))
+        return pool.encode(pool.Answer(entry.reply, now - entry.stored, entry.expires - entry.stored, told))
 
     def _resolve(self, agent: Agent, name: str, wire_query: bytes, now: float) -> Awaitable[bytes] | bytes | None:
         try:
@@ -272,7 +325,7 @@ class Plugin:
                 self.counters["passed"] += 1
                 return None  # the host has no resolvers that could be asked by hand; the native stack may have other ways
             self.counters["misses" if query.qtype in CACHED_TYPES else "passed"] += 1
-            task = self._start(query, agent.id, state)
+            task = self._start(query, agent.id, state.slots)
         else:
             self.counters["coalesced"] += 1
         return self._wait(agent, state, query, entry, task)
@@ -308,9 +361,12 @@ class Plugin:
         state.tokens -= 1
         return True
 
-    def _start(self, query: wire.Query, owner: str, state: _AgentState) -> asyncio.Task[_Outcome]:
-        """A task of its own: whoever asked first may go away, the others still get the answer."""
-        task = asyncio.get_running_loop().create_task(self._fetch(query, owner, state), name=f"dns {query.name}")
+    def _start(
+        self, query: wire.Query, owner: str, slots: asyncio.Semaphore | None = None, *, renew: bool = False
+    ) -> asyncio.Task[_Outcome]:
+        """A task of its own: whoever asked first may go away, the others still get the answer. `slots`: the agent's."""
+        fetching = self._fetch(query, owner, slots or contextlib.nullcontext(), renew)
+        task = asyncio.get_running_loop().create_task(fetching, name=f"dns {query.name}")
         self._inflight[query.key] = task
         task.add_done_callback(lambda _: self._inflight.pop(query.key, None))
         return task
@@ -337,16 +393,24 @@ class Plugin:
         if outcome.entry is not None:
             return self._answer(agent, query, outcome.entry, self._clock())
         if outcome.failure is not None:
+            entry = outcome.expired or entry
             if entry is not None and outcome.failure.rcode == wire.SERVFAIL and self._may_be_stale(entry, self._clock()):
                 return self._stale(agent, query, entry)
             return self._error(query, outcome.failure.rcode, (wire.EDE_NETWORK, outcome.failure.text))
         assert outcome.reply is not None
         return wire.render(outcome.reply, query, 0, 0, self.config.max_ttl)
 
-    async def _fetch(self, query: wire.Query, owner: str, state: _AgentState) -> _Outcome:
+    async def _fetch(self, query: wire.Query, owner: str, slots: AbstractAsyncContextManager[object], renew: bool) -> _Outcome:
         config = self.config
         try:
-            async with state.slots, self._slots:
+            async with slots, self._slots:
+                link = self._runtime.pool if self._runtime is not None else None
+                if link is not None:
+                    answer = await pool.ask(link, query, owner, renew)
+                    if answer is not None:
+                        self.counters["pool_asked"] += 1
+                        return self._taken(query, owner, answer)
+                    self.counters["pool_silent"] += 1
                 reply = await self.exchange.ask(query)
         except UpstreamFailed as error:
             return self._failed(query, wire.SERVFAIL, "no answer in time" if error.timed_out else "no upstream server answers")
@@ -355,21 +419,37 @@ class Plugin:
             return self._failed(query, wire.SERVFAIL, "internal error")
         if reply.failed:
             return self._failed(query, reply.rcode, "the upstream server failed")
-        now = self._clock()
         lifetime = reply.lifetime(config.min_ttl, config.max_ttl, config.negative_ttl)
         if lifetime is None or query.qtype not in CACHED_TYPES:
             self.cache.discard(query.key)  # what was known before holds no longer, though the news cannot be kept
             return _Outcome(reply=reply)
+        return _Outcome(entry=self._keep(query, owner, reply, self._clock(), lifetime))
+
+    def _keep(self, query: wire.Query, owner: str, reply: wire.Reply, stored: float, lifetime: float) -> Entry:
         cost = 1 + len(reply.wire) // UNIT
-        entry = Entry(query.key, reply, now, now + lifetime, now + PREFETCH * lifetime, owner, cost)
+        entry = Entry(query.key, reply, stored, stored + lifetime, stored + PREFETCH * lifetime, owner, cost)
         self._failures.pop(query.key, None)
         self.cache.put(entry)
-        return _Outcome(entry=entry)
+        return entry
 
-    def _failed(self, query: wire.Query, rcode: int, text: str) -> _Outcome:
+    def _taken(self, query: wire.Query, owner: str, answer: pool.Answer) -> _Outcome:
+        """What the router said, as if it had come from upstream when it did."""
+        now = self._clock()
+        if answer.reply is None or answer.lifetime is None:
+            if answer.failure is not None:
+                return self._failed(query, answer.failure.rcode, answer.failure.text, answer.failure.seconds)
+            self.cache.discard(query.key)
+            return _Outcome(reply=answer.reply)
+        entry = self._keep(query, owner, answer.reply, now - answer.age, answer.lifetime)
+        if answer.failure is None:
+            return _Outcome(entry=entry)
+        failed = self._failed(query, answer.failure.rcode, answer.failure.text, answer.failure.seconds)
+        return _Outcome(failure=failed.failure, expired=entry)
+
+    def _failed(self, query: wire.Query, rcode: int, text: str, seconds: float | None = None) -> _Outcome:
         """Kept for a few seconds beside the cache, so that it never replaces an answer."""
         rcode = rcode if rcode < 16 else wire.SERVFAIL  # else it could not be told without EDNS
-        failure = _Failure(self._clock() + self.config.failure_ttl, rcode, text)
+        failure = _Failure(self._clock() + (self.config.failure_ttl if seconds is None else seconds), rcode, text)
         self._failures[query.key] = failure
         while len(self._failures) > MAX_FAILURES:
             del self._failures[next(iter(self._failures))]
@@ -401,7 +481,7 @@ class Plugin:
         state = self._state(agent, now)
         if len(self._inflight) < self.config.pending and self._take_token(state, now):
             self.counters["prefetched"] += 1
-            self._start(query, entry.owner, state)
+            self._start(query, entry.owner, state.slots, renew=True)
 
     def _may_be_stale(self, entry: Entry, now: float) -> bool:
         return self.config.stale and entry.reply.positive and now < entry.expires + self.config.stale_keep
