@@ -115,6 +115,7 @@ async def test_lists_and_forks(tmp_path: Path) -> None:
         assert (await client.jobs(state="running"))[0].id == other.id
         forks = await client.fork(other.id, 2)
         assert [info.parent for info in forks] == [other.id, other.id]
+        await client.wait(ids[0])
         assert (await refused(client.fork(ids[0], 1))).code == "unsupported"
 
 
