@@ -1,5 +1,6 @@
 """The border's layout, asserted from C (as shim and cell are compiled) and from cffi."""
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -32,6 +33,7 @@ OFFSETS = {
     ("afw_ctl", "sq_head"): 16,
     ("afw_ctl", "cq_tail"): 28,
     ("afw_ctl", "deadline"): 32,
+    ("afw_ctl", "fork_fill"): 376,
     ("afw_flow", "tx_head"): 0,
     ("afw_flow", "rx_tail"): 4,
     ("afw_flow", "gflags"): 8,
@@ -110,3 +112,12 @@ def test_everything_fits_its_place() -> None:
     assert structs["afw_cell_header"][0] <= 4096
     for length in ("AFW_SQ_LEN", "AFW_CQ_LEN", "AFW_QUEUE", "AFW_RING"):
         assert c[length] & (c[length] - 1) == 0, length
+
+
+def test_the_guest_knows_where_forks_are_told_of() -> None:
+    source = (ROOT / "core/agentfw/guest/guest_forks.py").read_text()
+    values = dict(re.findall(r"^(FORK_\w+) = (\w+)", source, re.MULTILINE))
+    constants = _lib.constants()
+    assert int(values["FORK_FILL"], 0) == constants["AFW_CTL"] + OFFSETS["afw_ctl", "fork_fill"]
+    assert int(values["FORK_SIGNAL"], 0) == constants["AFW_FORK_SIGNAL"]
+    assert constants["AFW_FORK_FILL"] == 624 * 4

@@ -90,6 +90,8 @@ import warnings
 import weakref
 import zoneinfo
 
+import guest_forks  # type: ignore[import-not-found,unused-ignore]
+
 FRAME_MAX = 1 << 29
 """Bytes of the job; its code and arguments are in it, each character in up to six bytes."""
 
@@ -551,7 +553,7 @@ def main() -> typing.NoReturn:
     here = os.path.dirname(os.path.abspath(__file__))
     if sys.path and sys.path[0] == here:
         del sys.path[0]
-    for name in [name for name in sys.modules if name == "ssl_offload" or name.startswith("offload_")]:
+    for name in [name for name in sys.modules if name in ("ssl_offload", "guest_forks") or name.startswith("offload_")]:
         del sys.modules[name]
     _one_process()
     _preload()
@@ -560,6 +562,7 @@ def main() -> typing.NoReturn:
     _index_modules()
     ENVIRONMENT = marshal.dumps(sorted(os.environ.items()), 2)
     fresh = _new_main()
+    guest_forks.prepare()
     hooks = _ForkHooks()
     gc.collect()
     gc.freeze()
