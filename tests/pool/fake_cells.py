@@ -52,13 +52,16 @@ class FakeCell:
         self.closed = False
         self.restores = 0
 
-    def restore(self, vm: int, pid: int, rules: bytes = b"") -> None:
+    def restore(self, vm: int, pid: int, rules: bytes = b"", note: bytes = b"") -> None:
         assert 0 <= vm < self.vms and vm not in self.live and pid >= 1000
         assert self.left.pop(vm, "clean") == "clean", "the memory of a bad end is used again"
         if self.closed or self.lost:
             raise CellError("the cell is gone")
         self.restores += 1
         self.live[vm] = Stream()
+
+    async def save(self, vm: int) -> Any:
+        raise CellError("nothing can be saved")
 
     def kill(self, vm: int) -> None:
         if vm in self.live:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from agentfw_vmm import CellError, CellHandler, GuestFlow, VmExit, VmStatistics
+from agentfw_vmm import CellError, CellHandler, GuestFlow, SavedVm, VmExit, VmStatistics
 
 from ..dispatch import read_frame
 from ..lives import KILL_SECONDS
@@ -37,7 +37,8 @@ def no_vms() -> Counts:
 class CellLike(Limited, Protocol):
     """What is needed of `agentfw_vmm.Cell`."""
 
-    def restore(self, vm: int, pid: int, rules: bytes = b"") -> None: ...
+    def restore(self, vm: int, pid: int, rules: bytes = b"", note: bytes = b"") -> None: ...
+    async def save(self, vm: int) -> SavedVm: ...
     def rules(self, vm: int, rules: bytes) -> None: ...
     def signal(self, vm: int, number: int) -> None: ...
     def kill(self, vm: int) -> None: ...
@@ -100,7 +101,7 @@ class Lane:
 class Vm:
     """A place for a VM in a cell."""
 
-    __slots__ = ("cell", "kept", "lane", "life", "number", "state", "user", "warm_cpu")
+    __slots__ = ("born", "cell", "kept", "lane", "life", "number", "state", "user", "warm_cpu")
 
     def __init__(self, cell: PoolCell, number: int, lane: Lane) -> None:
         self.cell = cell
@@ -109,6 +110,8 @@ class Vm:
         self.state: State = "empty"
         self.life = 0
         """Of how many restores the last one is."""
+        self.born = True
+        """False: it is its user's, who has not restored it yet (in a `late` cell)."""
         self.kept = False
         """It is empty, and its memory is still there to be put back."""
         self.user: User | None = None
@@ -133,9 +136,13 @@ class Vm:
 
 
 class PoolCell:
-    """The CellHandler. `above`: the counts of those that it is part of."""
+    """The CellHandler. `above`: the counts of those that it is part of. `late`: a VM is restored by who uses it; while it is
+    "warming" and "idle" its place is only kept free."""
 
-    def __init__(self, events: CellEvents, above: tuple[Counts, ...], vms: int, runners: int, recycle: bool) -> None:
+    def __init__(
+        self, events: CellEvents, above: tuple[Counts, ...], vms: int, runners: int, recycle: bool, late: bool = False
+    ) -> None:
+        self.late = late
         self.events = events
         self.above = above
         self.count = no_vms()
@@ -226,7 +233,17 @@ class PoolCell:
         if self.up:
             self._restore(vm)
 
+    def restore_now(self, vm: Vm, rules: bytes, note: bytes) -> None:
+        """By its user, in a `late` cell. CellError."""
+        self.native.restore(vm.number, self._pids(), rules, note)
+        vm.life += 1
+        vm.born = True
+
     def _restore(self, vm: Vm) -> None:
+        if self.late:
+            vm.become("idle")
+            self.events.vm_warm(vm)
+            return
         vm.life += 1
         vm.kept = False
         try:
@@ -260,11 +277,12 @@ class PoolCell:
         """An idle VM gets a job."""
         vm.become("running")
         vm.user = user
+        vm.born = not self.late
 
     def give_up(self, vm: Vm) -> None:
         """An idle or warming VM is not wanted any more."""
         vm.become("ending")
-        if self.up:
+        if self.up and not self.late:
             self.kill(vm)
         else:
             vm.become("empty")
@@ -278,6 +296,9 @@ class PoolCell:
 
     def kill(self, vm: Vm) -> None:
         """A cell that does not obey (it was stopped, or hangs in a host's file system) is killed with all its VMs."""
+        if not vm.born:
+            self.vm_exited(vm.number, VmExit("killed", 0, 0, "killed before it was restored"))
+            return
         self.native.kill(vm.number)
         self._loop.call_later(KILL_SECONDS, self._overdue, vm, vm.life)
 

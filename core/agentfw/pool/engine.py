@@ -16,7 +16,7 @@ import itertools
 import logging
 import math
 import os
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
 
 import msgspec
 from agentfw_vmm import Cell, CellHandler
@@ -30,7 +30,7 @@ from ..runtime import Runtime
 from ..serving import Serving
 from ..sizes import parse_size
 from ..snapshots import Progress, SnapshotStore, cell_config
-from . import pressure
+from . import forks, pressure
 from .cells import CellLike, StartCell
 from .config import PoolConfig, TenantConfig
 from .groups import Group, GroupKey, Trouble
@@ -192,13 +192,18 @@ class Engine:
         if self._pool.template(job.template) is None:
             await self._templates.get(job.template)  # says which there are
         agent = Agent(f"{job_id}-{next(self._numbers)}", _name(job.name or job_id), _labels(job))
-        run = self._runs[job_id] = Run(self._around, agent, job, self._limits(job), events)
+        run = Run(self._around, agent, job, self._limits(job), events)
+        return await self._registered(run, job_id, self._perform(run, job, job_id, stdin))
+
+    async def _registered(self, run: Run, job_id: str, body: Coroutine[None, None, JobResult]) -> JobResult:
+        """While it runs it is known by its id."""
+        self._runs[job_id] = run
         self._quiet.clear()
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
         try:
-            return await self._perform(run, job, job_id, stdin)
+            return await body
         except PoolError as error:
             if error.code == "worker_lost":
                 self._suspect(job_id)
@@ -206,7 +211,7 @@ class Engine:
         finally:
             run.dropped()
             self._tasks.discard(task)
-            del self._runs[job_id]
+            self._runs.pop(job_id, None)
             if not self._runs:
                 self._quiet.set()
 
@@ -252,6 +257,59 @@ class Engine:
             cpu=_least(own.cpu, most.cpu),
             output=most.output if own.output is None else min(own.output, most.output),
         )
+
+    async def fork(self, job_id: str, ids: Sequence[str], events: Sequence[JobEvents]) -> list[asyncio.Task[JobResult]]:
+        """Copies of a running job, each from where it stands, with these ids; -> their runs. They wait for VMs as other jobs do.
+
+        A copy's memory is the job's, copied when one writes; pid, seed and streams are its own (its stdin is at its end), and
+        connections report a reset. /proc/agentfw says which it is. PoolError: "no_such_job", "bad_job" (it does not run),
+        "unsupported", "draining".
+        """
+        if self._draining:
+            raise PoolError("draining", "the pool takes no more jobs")
+        run = self._runs.get(job_id)
+        if run is None:
+            raise PoolError("no_such_job", f"no job `{job_id}` runs here")
+        if not 0 < len(ids) <= forks.MOST or len(events) != len(ids):
+            raise PoolError("bad_job", f"{len(ids)} copies at once (1 to {forks.MOST})")
+        if len({*ids, *self._runs}) < len(ids) + len(self._runs):
+            raise PoolError("bad_job", "an id of a copy is taken")
+        old = run.key
+        saved = await forks.save(run, old)
+        assert old is not None
+        key = forks.forked(old, saved)
+        tasks = []
+        for index, (copy, each) in enumerate(zip(ids, events, strict=True)):
+            agent = Agent(f"{copy}-{next(self._numbers)}", _name(run.job.name or copy), _labels(run.job))
+            child = forks.ForkedRun(self._around, agent, run.job, self._limits(run.job), each)
+            self._runs[copy] = child
+            child.told = {"job": copy, "parent": job_id, "index": index, "count": len(ids)}
+            tasks.append(self.runtime.loop.create_task(self._registered(child, copy, self._copied(child, key))))
+        left = len(tasks)
+
+        def ended(task: asyncio.Task[JobResult]) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                saved.close()
+                for copy in ids:  # those that were cancelled before they began
+                    self._runs.pop(copy, None)
+
+        for task in tasks:
+            task.add_done_callback(ended)
+        return tasks
+
+    async def _copied(self, run: Run, key: GroupKey) -> JobResult:
+        try:
+            await self.runtime.admit(run.agent)
+            return await run.perform(key, {}, None)
+        except PoolError:
+            raise
+        except Trouble as error:
+            return run.over(ExitReport("internal", text=str(error)))
+        except AgentfwError as error:
+            self.runtime.note(run.agent, None, error)
+            return run.over(ExitReport("internal", text=str(error)))
 
     def signal(self, job_id: str, number: int) -> None:
         """A signal (1..64) to a job's process; 9 kills, also one that waits for a VM. Nothing if it is not here."""
@@ -316,6 +374,8 @@ class Engine:
         prepared, recycle = group.key.template, self._stock.recycle
 
         def start(handler: CellHandler, vms: int) -> Awaitable[CellLike]:
+            if isinstance(prepared, forks.Forked):
+                return Cell.start(prepared.saved.config(vms, min(self._runners(vms), vms)), handler)
             config = cell_config(
                 prepared.template,
                 vms=vms,

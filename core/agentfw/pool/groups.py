@@ -49,8 +49,10 @@ class Group:
         """VMs that shall wait for jobs, whatever is going on."""
         self.level = 0.0
         """VMs in use at once lately."""
-        self.retired = False
+        self.retired = key.template.late
         """The configuration has changed: it gets no more jobs."""
+        self.late = key.template.late
+        """Its VMs are copies of a running job (`forks`): restored by who uses them, and none waits for more."""
         self.used = 0.0
         """When it was last taken from."""
         self.failures = 0

@@ -62,6 +62,8 @@ class Run:
         self._limits = limits
         self._events = events
         self._loop = around.runtime.loop
+        self.key: GroupKey | None = None
+        """Whose VMs it runs in."""
         self._vm: Vm | None = None
         self._exited: asyncio.Future[VmExit] = self._loop.create_future()
         self._statistics: VmStatistics | None = None
@@ -78,6 +80,15 @@ class Run:
         self._written = [0, 0]
         self._warm_cpu = 0
         self._end_told = False
+
+    @property
+    def vm(self) -> Vm | None:
+        return self._vm
+
+    @property
+    def running(self) -> bool:
+        """Its program has begun, and not ended."""
+        return self._dispatched is not None and not self._exited.done()
 
     # -- control
 
@@ -117,6 +128,7 @@ class Run:
         """From its turn to its end. `environment`: all that it gets but for what plugins add. Trouble: no VM is to be had;
         PoolError "worker_lost"."""
         stock = self._around.stock
+        self.key = key
         asked = time.perf_counter()
         vm: Vm | None = None
         try:
@@ -206,6 +218,10 @@ class Run:
             self._failure = f"the VM did not acknowledge its job: {str(error) or f'silent for {ACK_SECONDS:.0f} s'}"
             vm.cell.kill(vm)
             return
+        self._go(vm)
+
+    def _go(self, vm: Vm) -> None:
+        """Its program runs."""
         self._dispatched = time.perf_counter() - self._began
         for number in self._signals:
             vm.cell.native.signal(vm.number, number)

@@ -242,7 +242,8 @@ class Stock:
                 return False  # its runners are busy with enough of them
             self._close_empty(EMPTY_CELLS)
             vms = group.cell_vms
-            cell = PoolCell(self, (group.count, self.count), vms, min(self._runners(vms), vms), self.recycle)
+            recycle = self.recycle and not group.late
+            cell = PoolCell(self, (group.count, self.count), vms, min(self._runners(vms), vms), recycle, group.late)
             group.cells.append(cell)
             self._owners[cell] = group
             self.counted["cells_started"] += 1

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from .. import guest_trust
 from ..config import RunConfig
@@ -34,6 +34,8 @@ class Prepared:
     """A template whose snapshot is there. `environment`: what its agents get besides the default; `trust`: of a cell's
     configuration, so that guests trust the fleet's authority."""
 
+    late: ClassVar[bool] = False
+    """VMs are restored by those who use them."""
     name: str
     template: Template
     snapshot: Path
