@@ -22,13 +22,14 @@ from .routers import QUICK, finish, job, pool_test, running, stdout, until, unti
 async def test_a_worker_that_dies_is_replaced_and_its_jobs_are_told() -> None:
     async with running() as router:
         before = {worker.number: worker.pid for worker in (await router.describe()).workers}
-        bystander = await router.submit(job(["sleep", 0.8], ["out", "fine"]))
+        bystander = await router.submit(job(["cat"], interactive=True))
         for how, status in (["die", 5], "exit status 5"), (["kill"], "killed by signal 9"):
             info = await finish(router, ["out", "last words"], ["sleep", 0.05], how)
             assert info.result is not None and info.result.kind == "internal" and info.result.status == 125
             assert info.result.text.startswith("worker_lost: worker 1: ") and status in info.result.text
             assert await stdout(router, info.id) == b"last words"
             await until(lambda: all(worker.state == "ready" for worker in router.workers))
+        await router.feed(bystander.id, b"", end=True)
         assert (await router.wait(bystander.id)).result.status == 0  # type: ignore[union-attr]
         after = {worker.number: worker.pid for worker in (await router.describe()).workers}
         assert after[0] == before[0] and after[1] != before[1]

@@ -102,6 +102,8 @@ class Router:
         self.workers: list[Worker] = []
         self._feeding: dict[str, asyncio.Lock] = {}
         self._reloading = asyncio.Lock()
+        self._generation = 0
+        """Of the configuration."""
         self._empty: set[asyncio.Future[None]] = set()
         """For the end of the last job."""
 
@@ -335,6 +337,10 @@ class Router:
                 for key in ("workers", "socket", "listen"):
                     if getattr(pool, key) != getattr(self.pool, key):
                         raise config.error(f"pool.{key}", "needs a restart of the pool")
+                if pool.size < len(self.workers):
+                    raise config.error(
+                        "pool.size", f"{pool.size} VMs for {len(self.workers)} workers: needs a restart of the pool"
+                    )
                 runtime.plugins.check(config)
             except ConfigError as error:
                 raise PoolError("bad_config", str(error), error.hint) from None
@@ -348,12 +354,14 @@ class Router:
                 tables += (await runtime.reload(config)).tables
             finally:
                 self._adopt(config, pool)
+                ready = [worker for worker in self.workers if worker.state == "ready"]  # by now; the others will be set up so
                 await asyncio.gather(*(self._apply(worker, configuration) for worker in ready))
             self.numbers["reloads"] += 1
             return tables
 
     def _adopt(self, config: Config, pool: PoolConfig) -> None:
         self.config, self.pool = config, pool
+        self._generation += 1
         self.book.keep(pool.keep_jobs, pool.keep_output)
         self._waiting.changed()
         self._pump()
@@ -362,6 +370,7 @@ class Router:
         setup = self.setup(worker)
         try:
             await worker.link().ask(Apply(configuration, setup.size, setup.idle), Changed, RELOAD_SECONDS)
+            worker.slots = setup.size
         except PoolError as error:
             worker.replace(f"it did not take the configuration that it had agreed to: {error}")
 
@@ -369,7 +378,8 @@ class Router:
 
     def setup(self, worker: Worker) -> Setup:
         count = len(self.workers)
-        for template in self.pool.templates or (DEFAULT_TEMPLATE,):
+        worker.generation = self._generation
+        for template in (DEFAULT_TEMPLATE, *self.pool.templates):
             worker.known[DEFAULT_TENANT, template] = None
         return Setup(
             worker.number,
@@ -380,6 +390,12 @@ class Router:
             Configuration.of(self.config),
             self._engine,
         )
+
+    def ready(self, worker: Worker) -> None:
+        if worker.generation != self._generation:
+            worker.replace("it was started before the configuration changed")
+        else:
+            self._pump()
 
     def changed(self, worker: Worker) -> None:
         self._pump()

@@ -59,8 +59,11 @@ class Owner(Protocol):
 
     async def asked(self, worker: Worker, message: Any) -> msgspec.Struct: ...
 
+    def ready(self, worker: Worker) -> None:
+        """It has started."""
+
     def changed(self, worker: Worker) -> None:
-        """It can be given jobs now, or again."""
+        """It may be given jobs again."""
 
     def worker_lost(self, worker: Worker, reason: str) -> None:
         """All that it did is gone. `worker.runs` is as it was."""
@@ -81,6 +84,8 @@ class Worker:
         self.state: Literal["starting", "ready", "draining", "lost"] = "starting"
         self.counts = Counts()
         self.restarts = 0
+        self.generation = 0
+        """Of the router's configuration, with which it works. The router's."""
         self.channel: Channel | None = None
         self._owner = owner
         self._patience = patience
@@ -128,7 +133,7 @@ class Worker:
             if self._ready is not None and not self._ready.done():
                 self.state = "ready"
                 self._ready.set_result(None)
-                self._owner.changed(self)
+                self._owner.ready(self)
         elif isinstance(message, Failed):
             if self._ready is not None and not self._ready.done():
                 self._ready.set_exception(message.error())
