@@ -345,7 +345,8 @@ class Direct:
             if not isinstance(error, AgentfwError):
                 log.exception("a question could not be answered")
             raise Refusal.of(error).error() from None
-        assert isinstance(found, answer)
+        if not isinstance(found, answer):
+            raise PoolError("internal", f"{type(found).__name__} is no answer to {type(message).__name__}")
         return found
 
     def close(self) -> None:

@@ -339,7 +339,7 @@ class Router:
                         raise config.error(f"pool.{key}", "needs a restart of the pool")
                 if pool.size < len(self.workers):
                     raise config.error(
-                        "pool.size", f"{pool.size} VMs for {len(self.workers)} workers: needs a restart of the pool"
+                        "pool.size", f"fewer VMs than the {len(self.workers)} workers needs a restart of the pool"
                     )
                 runtime.plugins.check(config)
             except ConfigError as error:
