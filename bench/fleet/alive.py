@@ -88,10 +88,11 @@ async def _alive(
         return await pool.submit(path, args, env=world.env, template=template, interactive=True)
 
     asked, seen = world.dns.asked("api.openai.com", "A"), world.served()
-    begun = machine.cpu().ours - machine.cpu(world.server.pid).ours
+    begun, inside = machine.cpu().ours - machine.cpu(world.server.pid).ours, machine.cells()
     handles, lines = await held(pool, agents, rate, submit)
     spent = machine.cpu().ours - machine.cpu(world.server.pid).ours - begun
-    book.note(f"to run up to the first call's answer: {spent / agents * 1e3:.1f} core-ms each, without the model server's")
+    inside = (machine.cells() - inside) / agents * 1e3
+    book.note(f"to run up to the first call's answer: {spent / agents * 1e3:.1f} core-ms each, {inside:.1f} of it in the cells")
     await settled(2)
     used = before - machine.available()
     metrics = await pool.metrics()

@@ -63,6 +63,19 @@ def cpu(root: int | None = None) -> Cpu:
     return Cpu(ours, busy())
 
 
+def cells(root: int | None = None) -> float:
+    """CPU seconds of the cells alone: guests, and what the kernel does for them."""
+    total = 0.0
+    for pid in tree(root):
+        try:
+            name = Path(f"/proc/{pid}/comm").read_text().strip()
+        except OSError:
+            continue
+        if name.startswith("agentfw-cell"):
+            total += _schedstat(pid) or 0.0
+    return total
+
+
 def busy() -> float:
     """Seconds that the machine's CPUs were not idle, since it started."""
     fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
