@@ -76,6 +76,33 @@ def test_a_pool_of_ones_own(workers: int | None, tmp_path: Path) -> None:
     assert descriptors() == before
 
 
+BRANCH = """
+import os, random, time
+pid, found = os.getpid(), ["some", "state"]
+print("thinking", flush=True)
+while os.getpid() == pid:
+    time.sleep(0.02)
+print(*found, random.random())
+"""
+
+
+def test_copies_of_a_running_job_go_on_from_where_it_stands() -> None:
+    async def main() -> None:
+        async with Pool({}, size=6, idle=1) as pool:
+            job = await pool.submit(Code(BRANCH), name="thinker")
+            async for line in job.lines():
+                assert line == "thinking"
+                break
+            copies = await job.fork(2)
+            told = [(await copy.wait(60, check=True)).stdout.split() for copy in copies]
+            assert [words[:-1] for words in told] == [["some", "state"]] * 2
+            assert told[0][-1] != told[1][-1], "their random numbers are their own"
+            assert (await job.info()).state == "running"
+            assert [(await copy.info()).parent for copy in copies] == [job.id] * 2
+
+    asyncio.run(main())
+
+
 def test_without_asyncio_while_a_loop_runs_and_after_a_fork() -> None:
     async def main() -> None:
         with SyncPool({}, size=2, idle=1) as pool:  # what a first loop opens for good, is open from here on
