@@ -278,10 +278,11 @@ class Engine:
         saved = await forks.save(run, old)
         assert old is not None
         key = forks.forked(old, saved)
+        job = msgspec.structs.replace(run.job, stdin=b"", interactive=False)  # the job has had that
         tasks = []
         for index, (copy, each) in enumerate(zip(ids, events, strict=True)):
-            agent = Agent(f"{copy}-{next(self._numbers)}", _name(run.job.name or copy), _labels(run.job))
-            child = forks.ForkedRun(self._around, agent, run.job, self._limits(run.job), each)
+            agent = Agent(f"{copy}-{next(self._numbers)}", _name(job.name or copy), _labels(job))
+            child = forks.ForkedRun(self._around, agent, job, self._limits(job), each)
             self._runs[copy] = child
             child.told = {"job": copy, "parent": job_id, "index": index, "count": len(ids)}
             tasks.append(self.runtime.loop.create_task(self._registered(child, copy, self._copied(child, key))))
