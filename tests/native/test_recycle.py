@@ -97,7 +97,7 @@ def test_who_is_kept(bare_cell, guest, tmp_path):
         kept = False
         for word, kind, keeps in [
             *[("e", "code", True), ("e", "code", True), ("s", "signal", True), ("k", "killed", True), ("h", "hostile", False)],
-            *[("e", "code", True), ("f", "signal", True), ("c", "code", False), ("e", "code", True)],
+            *[("e", "code", True), ("f", "signal", True), ("c", "code", True), ("c", "code", True), ("e", "code", True)],
         ]:
             end, numbers = await life(cell, recorder, word)
             assert (end.kind, numbers.recycled) == (kind, kept), (word, end)

@@ -126,6 +126,10 @@ ACTS = st.one_of(
     st.tuples(st.just(2), NUMBER),
     st.tuples(st.just(0), st.just(PROTECT), ABOVE, SIZES, st.integers(0, 7)),
     st.tuples(st.just(0), st.just(ZERO), ABOVE, SIZES),
+    st.tuples(
+        st.just(0), st.just(COMMIT), st.integers(2, 5).map(lambda chunk: chunk << 25), st.sampled_from([1, 1 << 25, 1 << 26])
+    ),
+    st.tuples(st.just(1), st.integers(2, 5).map(lambda chunk: chunk << 25), NUMBER, NUMBER),
     st.tuples(st.just(0), st.just(FLOW_OPEN), st.integers(4, 9), st.integers(1, 2), st.just(2), NUMBER),
     st.tuples(st.just(3), st.integers(0, 7), st.integers(0, 7), st.sampled_from([0, 0x42, 0x43, 0x10000, 0x241])),
     st.tuples(st.just(4), st.integers(0, 7), ABOVE, SIZES, st.integers(0, 15), st.sampled_from([0, 0, 4096])),

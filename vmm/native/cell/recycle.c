@@ -3,8 +3,8 @@
  * Nothing that the guest says is asked. Which pages differ is told by the kernel (/proc/self/pagemap: a private mapping's page that is not
  * the file's), which pieces of memory are mapped or protected otherwise by this process's own notes (prot[]). Pages are put back by copying:
  * the guest's next touch costs nothing then, while a page that is dropped faults again (docs/internals.md has the figures). The vCPU is set
- * and then read back, MSRs too, and compared with what the cell's first VM had before it ran. Whatever is not certain, or costs more than it
- * saves (chunks committed beyond the template's), ends in vm_close() and a new VM.
+ * and then read back, MSRs too, and compared with what the cell's first VM had before it ran. Whatever is not certain ends in vm_close() and a
+ * new VM.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -43,7 +43,7 @@ static struct {
     atomic_bool ready;
     bool failed;
     uint8_t *prot;                               /* as machine.prot */
-    uint32_t edges;
+    uint32_t edges, next_slot;
     const uint8_t *file;                         /* the snapshot, mapped */
     struct vcpu_look vcpu;
 } first = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -338,13 +338,45 @@ static int scan_pages(struct copier *c, uint64_t from, uint64_t to)
     return 0;
 }
 
+/* Chunks that the program committed besides the template's: their memslots go, the latest first, then their memory. */
+static int drop_chunks(struct machine *m, const struct snapshot *s)
+{
+    if (m->next_slot < first.next_slot)
+        return -EIO;
+    while (m->next_slot > first.next_slot) {
+        struct kvm_userspace_memory_region none = {.slot = m->next_slot - 1};
+        if (ioctl(m->vm.vm_fd, KVM_SET_USER_MEMORY_REGION, &none))
+            return -errno;
+        m->next_slot--;
+    }
+    if (!memcmp(m->vm.chunks, s->h.commit_chunks, sizeof m->vm.chunks))
+        return 0;
+    for (uint64_t c = 0; c < CHUNKS; c++) {
+        uint64_t bit = 1ull << c % 64, had = s->h.commit_chunks[c / 64] & bit, has = m->vm.chunks[c / 64] & bit;
+        if (had && !has)
+            return -EIO;
+        uint8_t *edge = m->prot + c * CHUNK_PAGES;   /* its first page may end what lies before it */
+        if (!has && *edge != first.prot[c * CHUNK_PAGES])
+            *edge = first.prot[c * CHUNK_PAGES];
+        if (had || !has)
+            continue;
+        if (mmap(m->vm.mem + c * AFW_CHUNK, AFW_CHUNK, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) == MAP_FAILED)
+            return remap_failed(m, c * AFW_CHUNK);
+        memcpy(m->prot + c * CHUNK_PAGES, first.prot + c * CHUNK_PAGES, CHUNK_PAGES);
+        m->vm.chunks[c / 64] &= ~bit;
+        m->committed -= AFW_CHUNK;
+    }
+    return 0;
+}
+
 static int put_memory(struct machine *m, const struct snapshot *s)
 {
     static atomic_bool no_scan;
     struct copier c = {m, s, cell.config.recycle};
     m->private_pages = 0;
-    if (memcmp(m->vm.chunks, s->h.commit_chunks, sizeof m->vm.chunks))
-        return -E2BIG;
+    int shrunk = drop_chunks(m, s);
+    if (shrunk)
+        return shrunk;
     for (uint64_t a = 0, b; a < CHUNKS; a = b) {
         b = a + 1;
         if (!(m->vm.chunks[a / 64] >> a % 64 & 1))
@@ -392,8 +424,11 @@ void recycle_note(struct machine *m, const struct snapshot *s)
         for (uint64_t p = 0; !first.failed && p < PAGES_IN_SPACE; p += CHUNK_PAGES) {
             if (memory_committed(m, p * PAGE, AFW_CHUNK))
                 memcpy(first.prot + p, m->prot + p, CHUNK_PAGES);
+            else if (m->prot[p])                 /* the end of what is committed */
+                first.prot[p] = m->prot[p];
         }
         first.edges = m->edges;
+        first.next_slot = m->next_slot;
         atomic_store(&first.ready, !first.failed);
     }
     pthread_mutex_unlock(&first.lock);
@@ -412,7 +447,7 @@ bool recycle_keep(struct machine *m)
     m->clean = false;
     m->reset_ns = 0;
     m->state = RUN_KEPT;
-    m->deadline = clock_mono() + IDLE_NS;
+    m->deadline = m->next_slot > first.next_slot ? 0 : clock_mono() + IDLE_NS;   /* chunks go back at once */
     return true;
 }
 

@@ -142,13 +142,13 @@ static int machine_again(struct machine *m, uint32_t pid, uint64_t now)
     struct afw_vm_shm *s = vm->shm;
     memset(s, 0, sizeof *s);
     s->state = AFW_VM_STARTING;
-    s->memory_committed = m->committed;
     vm->vfs = vfs_new(vm);
     vm->sites = sites_new(vm);
     int e = vm->vfs && vm->sites ? snapshot_again(m, pid) : -ENOMEM;
     if (e)
         vm_close(m);
     s->recycled = !e;
+    s->memory_committed = m->committed;
     return e;
 }
 
