@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import select
+import shutil
 import signal
 import sys
 import time
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 SHOWN = 64 << 10
 """Bytes of the log that are shown of a start that failed."""
 LOG_MOST = 16 << 20
-"""Bytes: with more at a start, the log begins anew, and one old one is kept."""
+"""Bytes: with more the log begins anew, and one old one is kept."""
 
 
 def in_background(service: Service) -> int:
@@ -38,7 +40,7 @@ def in_background(service: Service) -> int:
     pid = os.fork()  # nothing has been started that would not survive it: no loop, no thread
     if pid == 0:
         os.close(reading)
-        _become(service, descriptor, writing)
+        _become(service, path, descriptor, writing)
     os.close(writing)
     os.close(descriptor)
     try:
@@ -66,17 +68,33 @@ def _open_log(path: Path) -> int:
     """RunError if it cannot be written."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if path.exists() and path.stat().st_size > LOG_MOST:
-            path.rename(path.with_suffix(".log.1"))
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        return os.open(path, flags, 0o600)
+        descriptor = os.open(path, flags, 0o600)
+        _cut(path, descriptor)
+        return descriptor
     except OSError as error:
         raise RunError(
             f"the log {path} cannot be written: {error.strerror}", "set XDG_STATE_HOME to a directory of yours"
         ) from None
 
 
-def _become(service: Service, descriptor: int, writing: int) -> NoReturn:
+def _cut(path: Path, descriptor: int) -> None:
+    """A log that has become too long goes on from nothing, what it had is beside it. The file stays the same: workers have it
+    open, too, and what appends goes on at its new end."""
+    if os.fstat(descriptor).st_size <= LOG_MOST:
+        return
+    with path.open("rb") as source, path.with_suffix(".log.1").open("wb") as copy:
+        shutil.copyfileobj(source, copy)
+    os.ftruncate(descriptor, 0)
+
+
+def _cut_quietly(path: Path) -> None:
+    """That of a daemon that runs: its stderr is the log."""
+    with contextlib.suppress(OSError):
+        _cut(path, 2)
+
+
+def _become(service: Service, path: Path, descriptor: int, writing: int) -> NoReturn:
     """The child: never returns. What it says goes to the log, what it has reached into the pipe."""
     from . import status_of
     from .service import serve
@@ -100,7 +118,9 @@ def _become(service: Service, descriptor: int, writing: int) -> NoReturn:
             except OSError:  # whoever started us did not wait
                 pass
 
-        status = status_of(lambda: serve(service, tell, lambda warm, of: tell({"warm": warm, "of": of})))
+        status = status_of(
+            lambda: serve(service, tell, lambda warm, of: tell({"warm": warm, "of": of}), lambda: _cut_quietly(path))
+        )
     finally:
         sys.stderr.flush()
         os._exit(status)

@@ -34,6 +34,7 @@ SHORT_SECONDS = 10.0
 """That jobs have after Ctrl-C."""
 BAR_AFTER = 1.0
 LOOK = 0.1
+TIDY_SECONDS = 30.0
 
 Ready = Callable[[dict[str, Any]], None]
 Warm = Callable[[int, int], None]
@@ -66,8 +67,9 @@ class Service:
         return Path(self.pool.socket) if self.pool.socket is not None else default_socket()
 
 
-def serve(service: Service, ready: Ready | None = None, warm: Warm | None = None) -> int:
-    """Run it to its end; the exit status. `ready` is told once that it is; `warm`: how many VMs wait already, of how many."""
+def serve(service: Service, ready: Ready | None = None, warm: Warm | None = None, tidy: Callable[[], None] | None = None) -> int:
+    """Run it to its end; the exit status. `ready` is told once that it is; `warm`: how many VMs wait already, of how many;
+    `tidy` is called now and then."""
     import uvloop
 
     check_kvm()
@@ -75,7 +77,7 @@ def serve(service: Service, ready: Ready | None = None, warm: Warm | None = None
     more_descriptors()
     # What plugins print is not data.
     with contextlib.redirect_stdout(sys.stderr), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_Process(service, ready, warm).run())
+        return runner.run(_Process(service, ready, warm, tidy).run())
 
 
 def _logging(service: Service) -> None:
@@ -92,10 +94,11 @@ def _logging(service: Service) -> None:
 class _Process:
     """The life of one pool."""
 
-    def __init__(self, service: Service, ready: Ready | None, warm: Warm | None) -> None:
+    def __init__(self, service: Service, ready: Ready | None, warm: Warm | None, tidy: Callable[[], None] | None = None) -> None:
         self._service = service
         self._on_ready = ready
         self._on_warm = warm
+        self._tidy = tidy
         self._began = time.monotonic()
         self._task: asyncio.Task[int] | None = None
         self._router: Router | None = None
@@ -186,7 +189,12 @@ class _Process:
 
     async def _until_stopped(self, router: Router) -> None:
         """Until somebody ends it, and its jobs have ended, or had their time."""
-        await self._stop.wait()
+        if self._tidy is None:
+            await self._stop.wait()
+        while self._tidy is not None and not self._stop.is_set():
+            self._tidy()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), TIDY_SECONDS)
         draining = asyncio.create_task(router.drain())
         hurry = asyncio.create_task(self._now.wait())
         try:
