@@ -210,6 +210,22 @@ class FakeBackend:
     async def metrics(self) -> dict[str, float]:
         return {"pool.jobs": float(len(self.runs)), "pool.done": float((await self.describe()).done)}
 
+    async def usage(self) -> dict[str, Usage]:
+        found = {}
+        for run in self.runs.values():
+            if run.info.state == "running" and run.process is not None:
+                with contextlib.suppress(OSError):
+                    fields = (
+                        Path(  # noqa: ASYNC240  # no disk
+                            f"/proc/{run.process.pid}/stat"
+                        )
+                        .read_text()
+                        .rpartition(")")[2]
+                        .split()
+                    )
+                    found[run.info.id] = Usage(cpu_seconds=(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
+        return found
+
     async def drain(self) -> None:
         self.draining = True
         for run in list(self.runs.values()):

@@ -48,6 +48,9 @@ class Engine:
         self.signals: dict[str, list[int]] = {}
         self.counters: Counter[str] = Counter()
 
+    def usage(self) -> dict[str, Usage]:
+        return {job_id: Usage(cpu_seconds=1.5) for job_id in self.tasks}
+
     async def start(self, progress: object = None) -> None:
         if os.environ.get("FAKE_ENGINE") == "broken":
             raise PoolError("internal", "there is no /dev/kvm", "get one")

@@ -398,8 +398,22 @@ def test_top(pool: Pool, command: Command) -> None:
         text = done.out.decode()
         assert done.status == 0 and text.startswith("pool ready") and job in text and "1 running" in text
         assert all(letter.isprintable() or letter == "\n" for letter in text)
+        assert "CPU" in text and "0.0" in text
     document = command("top", "--json").document
-    assert document["jobs"][0]["id"] == job and document["metrics"]["pool.jobs"] == 1
+    assert document["jobs"][0]["id"] == job and document["metrics"]["pool.jobs"] == 1 and job in document["usage"]
+
+
+def test_the_busiest_jobs_come_first(pool: Pool, command: Command) -> None:
+    idle = pool.submit("print('x', flush=True); import time; time.sleep(60)")
+    busy = pool.submit("print('x', flush=True)\nwhile True: pass")
+    for job in (idle, busy):
+        pool.do(anext(pool.backend.output(job)))
+    deadline = time.monotonic() + 10
+    while pool.do(pool.backend.usage())[busy].cpu_seconds < 0.3:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    text = command("top").out.decode()
+    assert text.index(busy) < text.index(idle)
 
 
 # ---- in a process of its own: signals, terminals, broken pipes

@@ -92,6 +92,7 @@ async def test_answers_are_as_described(tmp_path: Path) -> None:
             ("kill", one, b""),
             ("describe", "/v1/pool", b""),
             ("metrics", "/v1/metrics", b""),
+            ("usage", "/v1/usage", b""),
             ("reload", "/v1/pool/reload", b""),
             ("stop", "/v1/pool/stop", b'{"seconds": 1}'),
             ("openapi", "/v1/openapi.json", b""),

@@ -217,6 +217,9 @@ async def test_what_there_is(local: bool) -> None:
         numbers = await router.metrics()
         assert numbers["pool.done"] == numbers["pool.submitted"] == numbers["engine.runs"] == 3
         assert numbers["pool.workers_silent"] == 0 and numbers["dns.entries"] == 0
+        running_one = await router.submit(job(["out", "a"], ["sleep", 60]))
+        await anext(router.output(running_one.id))
+        assert {key: usage.cpu_seconds for key, usage in (await router.usage()).items()} == {running_one.id: 1.5}
 
 
 @pool_test

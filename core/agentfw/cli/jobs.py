@@ -65,7 +65,7 @@ def ps(
 
 
 def jobs_table(jobs: list[JobInfo], now: float) -> str:
-    """As `ps` and `top` show them."""
+    """As `ps` shows them."""
     columns = (
         ("ID", False),
         ("NAME", False),

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .connect import Where, duration, json_option, pool_options, table, talk
-from .jobs import jobs_table
 
 if TYPE_CHECKING:
     from ..pool.client import HttpBackend
-    from ..pool.jobs import JobInfo, PoolInfo
+    from ..pool.jobs import JobInfo, PoolInfo, Usage
 
 JOBS = 200
 """Running jobs that are asked for; as many are shown as there is room."""
@@ -53,26 +52,33 @@ class Look:
 
     pool: PoolInfo | None = None
     jobs: list[JobInfo] = field(default_factory=list)
+    usage: dict[str, Usage] = field(default_factory=dict)
+    """Of the jobs that run, by id, so far."""
     metrics: dict[str, float] = field(default_factory=dict)
     at: float = 0.0
     rate: float | None = None
     """Jobs that ended in a second."""
     cores: dict[int, float] = field(default_factory=dict)
     """Of each worker with its cells, by pid, where it is on this machine."""
+    busy: dict[str, float] = field(default_factory=dict)
+    """Cores of each job."""
     _cpu: dict[int, float] = field(default_factory=dict)
 
     async def take(self, pool: HttpBackend) -> None:
-        before, then = self.pool, self.at
-        now, self.jobs, self.metrics = await asyncio.gather(
-            pool.describe(), pool.jobs(state="running", limit=JOBS), pool.metrics()
+        before, then, used = self.pool, self.at, self.usage
+        now, self.jobs, self.metrics, self.usage = await asyncio.gather(
+            pool.describe(), pool.jobs(state="running", limit=JOBS), pool.metrics(), pool.usage()
         )
         self.pool = now
         self.at = time.monotonic()
         cpu = {} if pool.socket is None else {worker.pid: tree_seconds(worker.pid) for worker in now.workers}
-        if before is not None and self.at > then:
-            self.rate = max(now.done - before.done, 0) / (self.at - then)
-            self.cores = {
-                pid: max(spent - self._cpu[pid], 0) / (self.at - then) for pid, spent in cpu.items() if pid in self._cpu
+        if before is not None and (passed := self.at - then) > 0:
+            self.rate = max(now.done - before.done, 0) / passed
+            self.cores = {pid: max(spent - self._cpu[pid], 0) / passed for pid, spent in cpu.items() if pid in self._cpu}
+            self.busy = {
+                job_id: max(usage.cpu_seconds - used[job_id].cpu_seconds, 0) / passed
+                for job_id, usage in self.usage.items()
+                if job_id in used
             }
         self._cpu = cpu
 
@@ -80,19 +86,43 @@ class Look:
         import msgspec
 
         assert self.pool is not None
-        jobs = msgspec.to_builtins(self.jobs)
-        return {"version": 1, "pool": msgspec.to_builtins(self.pool), "jobs": jobs, "metrics": self.metrics}
+        seen = {"pool": self.pool, "jobs": self.jobs, "usage": self.usage, "metrics": self.metrics}
+        return {"version": 1, **msgspec.to_builtins(seen)}
 
     def text(self, rows: int) -> str:
-        """At most so many jobs, those that run longest first."""
+        """At most so many jobs, the busiest first: by what they use now, or have used."""
         assert self.pool is not None
-        now = time.time()
-        jobs = sorted(self.jobs, key=lambda info: info.started or now)
+        nothing = (0.0, 0.0)
+        by_id = {key: (self.busy.get(key, 0.0), usage.cpu_seconds) for key, usage in self.usage.items()}
+        jobs = sorted(self.jobs, key=lambda info: by_id.get(info.id, nothing), reverse=True)
         parts = [summary(self.pool, self.rate), workers_table(self.pool, self.cores)]
         if jobs:
-            parts.append(jobs_table(jobs[:rows], now))
+            parts.append(self._jobs_table(jobs[:rows]))
         hidden = max(self.pool.running - min(len(jobs), rows), 0)
         return "\n\n".join(parts) + (f"\n({hidden} more)" if hidden else "")
+
+    def _jobs_table(self, jobs: list[JobInfo]) -> str:
+        now = time.time()
+        left, right = ("ID", "NAME", "TENANT"), ("WORKER", "TIME", "CPU", "CORES", "MEMORY", "OUTPUT")
+        columns = [*((title, False) for title in left), *((title, True) for title in right)]
+        rows = []
+        for info in jobs:
+            usage = self.usage.get(info.id)
+            row = [info.id, info.name, info.tenant, "-" if info.worker is None else str(info.worker)]
+            row.append(duration(now - (info.started or now)))
+            row.append("-" if usage is None else f"{usage.cpu_seconds:.2f}s")
+            row.append(f"{self.busy[info.id]:.2f}" if info.id in self.busy else "-")
+            row += ["-", "-"] if usage is None else [_size(usage.memory), _size(usage.stdout + usage.stderr)]
+            rows.append(row)
+        return table(columns, rows)
+
+
+def _size(size: int) -> str:
+    """For people: 512, 4K, 32M."""
+    for shift, name in ((30, "G"), (20, "M"), (10, "K")):
+        if size >= 1 << shift:
+            return f"{size / (1 << shift):.0f}{name}"
+    return str(size)
 
 
 def summary(pool: PoolInfo, rate: float | None = None) -> str:

@@ -39,6 +39,7 @@ from .wire import (
     SignalRequest,
     StdinQuery,
     StopRequest,
+    UsageList,
     WaitQuery,
 )
 
@@ -270,6 +271,9 @@ class ApiServer:
             return Metrics(metrics=found)
         text = "".join(f"agentfw_{_METRIC.sub('_', name)} {value:.17g}\n" for name, value in sorted(found.items()))
         return web.Response(text=text, content_type="text/plain")
+
+    async def _do_usage(self) -> UsageList:
+        return UsageList(usage=await self.backend.usage())
 
     async def _do_drain(self, query: WaitQuery) -> Drained:
         if self._drain is None or self._drain.done():  # the client may go, the pool drains on

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
 
-from .jobs import Job, JobInfo, Output, PoolInfo, State
+from .jobs import Job, JobInfo, Output, PoolInfo, State, Usage
 
 
 class Backend(Protocol):
@@ -43,6 +43,9 @@ class Backend(Protocol):
 
     async def metrics(self) -> dict[str, float]:
         """Counters and gauges by dotted name, summed over the workers."""
+
+    async def usage(self) -> dict[str, Usage]:
+        """What the jobs that run have used so far, by id. Those of a worker that does not answer are missing."""
 
     async def drain(self) -> None:
         """Take no more jobs; returns when the last has ended."""

@@ -18,7 +18,7 @@ import aiohttp
 import msgspec
 
 from . import places
-from .jobs import Job, JobInfo, Output, PoolError, PoolInfo, State
+from .jobs import Job, JobInfo, Output, PoolError, PoolInfo, State, Usage
 from .wire import (
     API_VERSION,
     HEARTBEAT,
@@ -33,6 +33,7 @@ from .wire import (
     Reloaded,
     SignalRequest,
     StopRequest,
+    UsageList,
 )
 
 Answer = TypeVar("Answer")
@@ -163,6 +164,9 @@ class HttpBackend:
 
     async def metrics(self) -> dict[str, float]:
         return (await self._call("GET", "/v1/metrics", Metrics)).metrics
+
+    async def usage(self) -> dict[str, Usage]:
+        return (await self._call("GET", "/v1/usage", UsageList)).usage
 
     async def drain(self) -> None:
         while not (await self.drained(SLICE)).done:

@@ -34,7 +34,7 @@ from . import forks, pressure
 from .cells import CellLike, StartCell
 from .config import PoolConfig, TenantConfig
 from .groups import Group, GroupKey, Trouble
-from .jobs import DEFAULT_TEMPLATE, DEFAULT_TENANT, Isolation, Job, JobResult, Limits, PoolError
+from .jobs import DEFAULT_TEMPLATE, DEFAULT_TENANT, Isolation, Job, JobResult, Limits, PoolError, Usage
 from .runs import JobEvents, Run, Surroundings
 from .shares import Shares
 from .stock import Stock
@@ -321,6 +321,11 @@ class Engine:
             run.signal(number)
 
     # -- what there is
+
+    def usage(self) -> dict[str, Usage]:
+        """What each job whose program runs has used so far."""
+        found = ((job_id, run.usage()) for job_id, run in self._runs.items())
+        return {job_id: usage for job_id, usage in found if usage is not None}
 
     def counts(self) -> EngineCounts:
         stock = self._stock

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from ..config import Config
-from .jobs import Job, JobResult, PoolError
+from .jobs import Job, JobResult, PoolError, Usage
 
 MAX_NUMBERS = 8192
 """Counters of one worker."""
@@ -90,6 +90,10 @@ class Statistics(_Message, frozen=True):
     """Question; answered with Numbers."""
 
 
+class Look(_Message, frozen=True):
+    """Question; answered with Used."""
+
+
 class Check(_Message, frozen=True):
     """Question; could this be the configuration? Answered with Changed."""
 
@@ -164,6 +168,10 @@ class Numbers(msgspec.Struct, frozen=True, array_like=True):
     values: dict[str, float]
 
 
+class Used(msgspec.Struct, frozen=True, array_like=True):
+    runs: dict[str, Usage]
+
+
 class Changed(msgspec.Struct, frozen=True, array_like=True):
     tables: list[str]
 
@@ -172,5 +180,5 @@ class Body(msgspec.Struct, frozen=True, array_like=True):
     data: bytes
 
 
-ToWorker = Setup | Run | Signal | Stop | Feed | Fork | Ping | Statistics | Check | Apply
+ToWorker = Setup | Run | Signal | Stop | Feed | Fork | Ping | Statistics | Look | Check | Apply
 ToRouter = Ready | Failed | Started | Wrote | Ended | Ask

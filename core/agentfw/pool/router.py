@@ -29,7 +29,7 @@ from ..runtime import Runtime
 from . import authority
 from .book import Book, Entry
 from .config import PoolConfig, TenantConfig
-from .jobs import DEFAULT_TEMPLATE, DEFAULT_TENANT, Job, JobInfo, JobResult, Output, PoolError, PoolInfo, State
+from .jobs import DEFAULT_TEMPLATE, DEFAULT_TENANT, Job, JobInfo, JobResult, Output, PoolError, PoolInfo, State, Usage
 from .link import Channel
 from .messages import (
     Apply,
@@ -41,12 +41,14 @@ from .messages import (
     Ended,
     Feed,
     Fork,
+    Look,
     Numbers,
     Run,
     Setup,
     Signal,
     Started,
     Statistics,
+    Used,
     Wrote,
 )
 from .serving import ENGINE
@@ -317,6 +319,16 @@ class Router:
             "pool.uptime_seconds": time.time() - self._started,
             **{f"pool.{name}": self.numbers[name] for name in ("submitted", "refused", "forked", "retried", "lost", "reloads")},
         }
+        return found
+
+    async def usage(self) -> dict[str, Usage]:
+        asked = [worker for worker in self.workers if worker.state in ("ready", "draining") and worker.channel is not None]
+        looks = (worker.channel.ask(Look(), Used, LOOK_SECONDS) for worker in asked if worker.channel is not None)
+        answers = await asyncio.gather(*looks, return_exceptions=True)
+        found: dict[str, Usage] = {}
+        for worker, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, Used):
+                found |= {worker.runs[run].id: usage for run, usage in answer.runs.items() if run in worker.runs}
         return found
 
     # -- the configuration

@@ -25,6 +25,7 @@ from .wire import (
     SignalRequest,
     StdinQuery,
     StopRequest,
+    UsageList,
     WaitQuery,
 )
 
@@ -66,6 +67,7 @@ ROUTES = (
           answer=JobList, status=201, errors=("no_such_job", "unsupported", "pool_full", "draining")),
     Route("describe", "GET", "/v1/pool", "The pool and its workers", answer=PoolInfo),
     Route("metrics", "GET", "/v1/metrics", "Counters and gauges", query=MetricsQuery, answer=Metrics),
+    Route("usage", "GET", "/v1/usage", "What the jobs that run have used so far", answer=UsageList),
     Route("drain", "POST", "/v1/pool/drain", "Take no more jobs; answers when the last has ended, or after some seconds",
           query=WaitQuery, answer=Drained),
     Route("reload", "POST", "/v1/pool/reload", "Read the configuration again", answer=Reloaded, errors=("bad_config",)),

@@ -264,9 +264,21 @@ class Run:
 
     def over(self, report: ExitReport, seconds: float = 0.0, kind: Reason | None = None) -> JobResult:
         """Tell the plugins; -> the result. `kind`: if it is another than the report's."""
+        usage = self._used(seconds, self._statistics)
+        self._told(report)
+        result = JobResult.of(report, usage)
+        return result if kind is None or kind == report.kind else JobResult(kind=kind, text=report.text, usage=usage)
+
+    def usage(self) -> Usage | None:
+        """So far; None: it does not run."""
+        vm = self._vm
+        if vm is None or not self.running:
+            return None
+        return self._used(time.perf_counter() - self._began, vm.cell.native.statistics(vm.number))
+
+    def _used(self, seconds: float, statistics: VmStatistics | None) -> Usage:
         traffic = self._around.runtime.traffic(self.agent)
-        statistics = self._statistics
-        usage = Usage(
+        return Usage(
             seconds=seconds,
             cpu_seconds=max(0, statistics.cpu_ns - self._warm_cpu) / 1e9 if statistics is not None else 0.0,
             queued_seconds=self._queued,
@@ -277,9 +289,6 @@ class Run:
             bytes_up=traffic.up,
             bytes_down=traffic.down,
         )
-        self._told(report)
-        result = JobResult.of(report, usage)
-        return result if kind is None or kind == report.kind else JobResult(kind=kind, text=report.text, usage=usage)
 
     def _told(self, report: ExitReport) -> None:
         self._end_told = True

@@ -30,6 +30,7 @@ from .messages import (
     Failed,
     Feed,
     Fork,
+    Look,
     Numbers,
     Ping,
     Ready,
@@ -39,6 +40,7 @@ from .messages import (
     Started,
     Statistics,
     Stop,
+    Used,
     Wrote,
 )
 
@@ -151,6 +153,8 @@ class Serving:
             return await self._fork(message.run, message.copies)
         if isinstance(message, Statistics):
             return Numbers(self._numbers())
+        if isinstance(message, Look):
+            return Used(self._engine.usage())
         if isinstance(message, Check):
             return Changed(self._check(message.configuration.config()))
         if isinstance(message, Apply):

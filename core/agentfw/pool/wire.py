@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from .jobs import MAX_PAYLOAD, JobInfo, PoolError, PoolInfo, State, Tenant
+from .jobs import MAX_PAYLOAD, JobInfo, PoolError, PoolInfo, State, Tenant, Usage
 
 API_VERSION = "1.0"
 """Of the paths under /v1: the first number changes when a client must, the second when something is added."""
@@ -96,6 +96,11 @@ class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
 
 class Metrics(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float]
+
+
+class UsageList(msgspec.Struct, frozen=True, kw_only=True):
+    usage: dict[str, Usage]
+    """By the job's id."""
 
 
 class ListQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
