@@ -57,18 +57,30 @@ class TemplateError(AgentfwError):
 
 
 @dataclass(frozen=True)
+class Ready:
+    """A snapshot that is there already and has a name (`agentfw.snapshot_library`)."""
+
+    name: str
+    path: Path
+    key: bytes
+
+
+@dataclass(frozen=True)
 class Template:
     """What a snapshot is made of. `environment`: the variables the interpreter starts with; `preload`: modules it imports besides
-    its usual ones; `memory`: bytes a VM may use."""
+    its usual ones; `memory`: bytes a VM may use; `ready`: it is not made, but this one."""
 
     interpreter: Interpreter
     view: View
     environment: Mapping[str, str] = field(default_factory=dict)
     preload: tuple[str, ...] = ()
     memory: int = 512 << 20
+    ready: Ready | None = None
 
     def key(self) -> bytes:
         """32 bytes."""
+        if self.ready is not None:
+            return self.ready.key
         digest = hashlib.sha256()
         for part in self._parts():
             digest.update(part.encode("utf-8", "surrogateescape") + b"\0")
@@ -149,6 +161,10 @@ class SnapshotStore:
     ) -> tuple[Path, bytes]:
         """The snapshot of `template` and its key, built now if there is none. TemplateError with what went wrong; `log` gets what
         the interpreter printed meanwhile."""
+        if template.ready is not None:
+            if not self._usable(template.ready.path):
+                raise TemplateError(f"the snapshot `{template.ready.name}` is gone", "see `agentfw snapshot ls`")
+            return template.ready.path, template.ready.key
         key = template.key()
         path = self.path(key)
         if self._usable(path):
@@ -238,6 +254,11 @@ class SnapshotStore:
             file.unlink(missing_ok=True)
             file.with_suffix(".lock").unlink(missing_ok=True)
             file.with_suffix(".hot").unlink(missing_ok=True)
+
+
+def data_directory() -> Path:
+    """For what is not made anew when it is gone."""
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "agentfw"
 
 
 def cache_directory() -> Path:

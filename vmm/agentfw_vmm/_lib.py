@@ -20,6 +20,8 @@ QUEUE: int = _vmm.lib.AFW_QUEUE
 CELL_VMS: int = _vmm.lib.AFW_CELL_VMS
 CELL_RUNNERS: int = _vmm.lib.AFW_CELL_RUNNERS
 
+SNAPSHOT_HEADER: int = _vmm.ffi.sizeof("struct afw_snapshot_header")
+
 CELL_PROGRAM: Path = Path(__file__).parent / "agentfw-cell"
 
 
@@ -71,6 +73,10 @@ class VmStruct(Protocol):
 
 
 class Lib(Protocol):
+    AFW_ABI: int
+    AFW_SNAPSHOT_MAGIC: int
+    AFW_SNAPSHOT_FORMAT: int
+    AFW_SNAPSHOT_EXTENTS: int
     AFW_EV_READY: int
     AFW_EV_FLOW_OPEN: int
     AFW_EV_FLOW: int
@@ -248,6 +254,24 @@ _NOTE = _ffi.new("char[128]")
 
 def numbers(vm: VmStruct, names: tuple[str, ...]) -> dict[str, int]:
     return {name: int(getattr(vm, name)) for name in names}
+
+
+def needs() -> list[tuple[str, int, int]]:
+    """CPU features that snapshots may need: name, and word and bit in `afw_snapshot_header.needs`."""
+    word, bit, must = _ffi.new("uint32_t *"), _ffi.new("uint32_t *"), _ffi.new("int *")
+    found: list[tuple[str, int, int]] = []
+    while (name := _vmm.lib.afw_need(len(found), word, bit, must)) != _ffi.NULL:
+        found.append((_ffi.string(name).decode("ascii"), int(word[0]), int(bit[0])))
+    return found
+
+
+def snapshot_header(data: bytes) -> Any:
+    """A `struct afw_snapshot_header`, copied; None: `data` is too short."""
+    head = _ffi.new("struct afw_snapshot_header *")
+    if len(data) < _ffi.sizeof(head[0]):
+        return None
+    _ffi.memmove(head, data, _ffi.sizeof(head[0]))
+    return head
 
 
 def structs() -> dict[str, tuple[int, dict[str, tuple[int, int]]]]:

@@ -38,6 +38,7 @@ COMMANDS = {
     "plugins": ("plugins", "plugins"),
     "config": ("config", "config"),
     "cache": ("cache", "cache"),
+    "snapshot": ("snapshot", "snapshot"),
     "mock-llm": ("..mock_llm.cli", "mock_llm"),
     "completion": ("completion", "completion"),
 }

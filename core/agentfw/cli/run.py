@@ -59,7 +59,10 @@ class Options:
     trace_plugins: bool
     load: Callable[[], Config]
     """Reads the configuration again."""
-    python: str
+    python: str | None
+    snapshot: str | None
+    given: tuple[tuple[str, ...] | None, int | None]
+    """What the command line itself says of preload and memory: of a snapshot with a name, no default of ours counts."""
 
 
 EPILOG = """Examples:
@@ -88,6 +91,7 @@ Exit status: the program's; 128+n if signal n ended it (130: Ctrl-C, 137: killed
 @click.option("--preload", metavar="MODULES", help="Comma-separated modules to import once for all runs.")
 @click.option("-n", "--count", type=click.IntRange(1, 100_000), default=1, metavar="COUNT", help="Run it so many times at once.")
 @click.option("--python", metavar="PATH", help="The agents' interpreter.  [default: the one agentfw is installed in]")
+@click.option("--snapshot", metavar="NAME", help="Start from a snapshot that `agentfw snapshot` has.")
 @click.option("--stats", is_flag=True, help="Print what the VMs and plugins counted, at the end, on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document with output, ends and counters instead.")
 @click.option("--strace", is_flag=True, help="Print the agents' system calls on stderr.")
@@ -108,6 +112,7 @@ def run(
     preload: str | None,
     count: int,
     python: str | None,
+    snapshot: str | None,
     stats: bool,
     as_json: bool,
     strace: bool,
@@ -147,7 +152,9 @@ def run(
         strace=strace,
         trace_plugins=trace_plugins,
         load=lambda: Config() if no_config else load_config(config_file or config.file, pipes=False),
-        python=python or sys.executable,
+        python=python,
+        snapshot=snapshot,
+        given=(_names(preload) if preload is not None else None, _memory(memory, config) if memory is not None else None),
     )
     if config.file is None and not no_config and "policy" in options.plugins:
         denials.note = _without_a_file(program[0], FILE_NAME)
@@ -252,8 +259,9 @@ def prepare(options: Options, program: Sequence[str]) -> tuple[Template, Job, li
         python=options.python,
         mounts=options.mounts,
         env=options.env,
-        preload=options.preload,
-        memory=options.memory,
+        preload=options.preload if options.snapshot is None else options.given[0],
+        memory=options.memory if options.snapshot is None else options.given[1],
+        snapshot=options.snapshot,
         line_buffered=not options.as_json and (os.isatty(1) or options.count > 1),
     )
 
@@ -464,5 +472,12 @@ def explain(report: ExitReport, options: Options) -> tuple[str, str]:
         return report.text.partition(" (")[0] or f"killed by signal {report.signal}", ""
     if report.kind == "hostile":
         return f"stopped for breaking the VM's protocol: {report.text}", ""
-    hint = "run it again: the snapshot was removed and will be made anew" if report.text.startswith("snapshot: ") else ""
+    hint = ""
+    if report.text.startswith("snapshot: "):
+        removed = "run it again: the snapshot was removed and will be made anew"
+        hint = (
+            removed
+            if options.snapshot is None
+            else f"`agentfw snapshot show --verify {options.snapshot}` looks whether it is damaged"
+        )
     return report.text or report.kind, hint

@@ -19,6 +19,7 @@ from ..guestfs import add_mounts, base_view, find_interpreter, parse_mount
 from ..rehearsal import rehearse
 from ..runtime import Runtime
 from ..sizes import vm_memory
+from ..snapshot_library import Library
 from ..snapshots import Progress, SnapshotStore, Template, TemplateError
 from .config import PoolConfig, TemplateConfig
 from .jobs import JOB_DIRECTORY, PoolError
@@ -163,23 +164,36 @@ class Templates:
 def template_of(config: TemplateConfig, run: RunConfig) -> tuple[Template, dict[str, str]]:
     """The template of a table of the configuration, and its agents' variables. Asks the interpreter, so it takes a while.
     GuestError, TemplateError."""
-    if config.snapshot is not None:
-        raise TemplateError(f"the snapshot `{config.snapshot}` cannot be used by a pool", "leave `snapshot` out of the template")
     variables = dict(run.env if config.env is None else config.env)
-    at_start = template_environment(variables)
-    interpreter = find_interpreter(config.python or sys.executable, at_start)
-    view = base_view(interpreter)
+    template = _named(config, variables) if config.snapshot is not None else _own(config, run, variables)
+    view = template.view
     mounts = run.mount if config.mount is None else config.mount
     add_mounts(view, [parse_mount(text) for text in mounts])
     view.private.append(JOB_DIRECTORY)
     view.cwd = JOB_DIRECTORY
     view.tidy()
+    return template, {**default_environment(), **variables}
+
+
+def _own(config: TemplateConfig, run: RunConfig, variables: Mapping[str, str]) -> Template:
+    at_start = template_environment(variables)
+    interpreter = find_interpreter(config.python or sys.executable, at_start)
+    preload = run.preload if config.preload is None else config.preload
+    memory = _memory(config.memory if config.memory is not None else run.memory)
+    return Template(interpreter, base_view(interpreter), at_start, tuple(preload), memory)
+
+
+def _named(config: TemplateConfig, variables: Mapping[str, str]) -> Template:
+    """What the table says beside `snapshot` must be what that was made with; what [run] says is for templates made here."""
+    memory = None if config.memory is None else _memory(config.memory)
+    return Library().template(config.snapshot or "", env=variables, python=config.python, preload=config.preload, memory=memory)
+
+
+def _memory(text: str | None) -> int:
     try:
-        memory = vm_memory(config.memory if config.memory is not None else run.memory)
+        return vm_memory(text)
     except ValueError as error:
         raise TemplateError(f"memory {error}") from None
-    preload = run.preload if config.preload is None else config.preload
-    return Template(interpreter, view, at_start, tuple(preload), memory), {**default_environment(), **variables}
 
 
 @contextlib.contextmanager

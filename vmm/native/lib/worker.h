@@ -42,6 +42,9 @@ uint8_t *afw_worker_site_area(struct afw_worker *w, uint32_t runner);
 /* Puts `size` bytes of answer there and gives the memory behind it back: code is megabytes, answers are not. -EINVAL: too large. */
 int afw_worker_site_answer(struct afw_worker *w, uint32_t runner, const uint8_t *packed, uint64_t size);
 
+/* The index-th CPU feature of needs.h: its name, and where its bit is in afw_snapshot_header.needs; must: no cell runs without it. 0: no more */
+const char *afw_need(uint32_t index, uint32_t *word, uint32_t *bit, int *must);
+
 /* Before BOOT or RESTORE, which is told the size: what the VM may not do (struct afw_rules). -EINVAL: too large. */
 int afw_worker_rules(struct afw_worker *w, uint32_t vm, const uint8_t *rules, uint64_t size);
 
