@@ -200,7 +200,8 @@ def _surveyed(text: bytes) -> tuple[list[str], list[str]]:
         kind, _, value = line.partition(" ")
         if kind == "m" and len(value) <= 500:
             modules.add(value)
-        elif kind == "f" and _plain(value) and len(value) <= 4096:
+        # Code only. Of data (locales), what was read is in the memory, and nothing that comes later depends on it.
+        elif kind == "f" and _plain(value) and len(value) <= 4096 and (value.endswith(".py") or ".so" in Path(value).name):
             files.add(value)
     if len(modules) > MAX_FILES or len(files) > MAX_FILES:
         raise TemplateError(f"more than {MAX_FILES} modules or files are in the snapshot")
@@ -259,10 +260,11 @@ def file_digest(path: str) -> str | None:
         descriptor = os.open(host_path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except (OSError, ValueError):
         return None
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_FILE:
+        os.close(descriptor)
+        return None
     with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_FILE:
-            return None
         try:
             return hashlib.file_digest(file, "sha256").hexdigest()
         except OSError:

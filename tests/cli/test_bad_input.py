@@ -112,7 +112,7 @@ def test_says_what_is_wrong(agentfw: Agentfw, tmp_path: Path, arguments: list[st
         "ttl.toml": "[native]\nttl = -1\n",
         "leaves.py": "import sys\nsys.exit(3)\n",
         "needs.py": "import msgspec\nclass Plugin:\n    def __init__(self, config): pass\n"
-                    "    class config_type(msgspec.Struct):\n        x: int\n",
+        "    class config_type(msgspec.Struct):\n        x: int\n",
         "starts.py": "import agentfw\nclass Plugin:\n    @agentfw.hookimpl\n    async def start(self): raise SystemExit(0)\n",
     }
     files |= {

@@ -52,8 +52,19 @@ def test_unusable_rules_are_refused_at_start(more: dict[str, Any], environment: 
     assert caught.value.key == f"rule.1.{key}".rstrip(".") and "0123456789" not in str(caught.value)
 
 
-@pytest.mark.parametrize("value", ["Bearer ${OPENAI_API_KEY}", "${ENV:K}", "${env:K", "${env:KEY}${x}", "Bearer $OPENAI_API_KEY",
-                                   "$OPENAI_API_KEY", "Bearer $(OPENAI_API_KEY)", "Bearer {env:OPENAI_API_KEY}"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "Bearer ${OPENAI_API_KEY}",
+        "${ENV:K}",
+        "${env:K",
+        "${env:KEY}${x}",
+        "Bearer $OPENAI_API_KEY",
+        "$OPENAI_API_KEY",
+        "Bearer $(OPENAI_API_KEY)",
+        "Bearer {env:OPENAI_API_KEY}",
+    ],
+)
 def test_a_misspelt_source_is_no_secret(value: str) -> None:
     with pytest.raises(ConfigError, match=r"env:NAME") as caught:
         credentials(rule(value=value))

@@ -167,7 +167,12 @@ def test_an_environment_that_is_not_the_templates(tmp_path: Path) -> None:
 
 
 def test_files_are_laid_before_it_runs(tmp_path: Path) -> None:
-    files = {"main.py": b"import pkg.part; print(open('data').read(), pkg.part.X)", "data": b"d" * 100_000, "pkg/part.py": b"X = 1", "no": b""}
+    files = {
+        "main.py": b"import pkg.part; print(open('data').read(), pkg.part.X)",
+        "data": b"d" * 100_000,
+        "pkg/part.py": b"X = 1",
+        "no": b"",
+    }
     task = {**job(["main.py"], tmp_path), "files": [(path, len(data)) for path, data in files.items()]}
     done = bootstrapped(task, "", tmp_path, rest=b"".join(files.values()))
     assert done.stdout == b"d" * 100_000 + b" 1\n" and done.returncode == 0

@@ -24,7 +24,9 @@ if os.environ.get("NATIVE"):
     resolve = socket.getaddrinfo
 
     def getaddrinfo(host, *args, **kwargs):
-        return resolve("127.0.0.1" if (host.decode() if isinstance(host, bytes) else host or "").endswith(".test") else host, *args, **kwargs)
+        return resolve(
+            "127.0.0.1" if (host.decode() if isinstance(host, bytes) else host or "").endswith(".test") else host, *args, **kwargs
+        )
 
     socket.getaddrinfo = getaddrinfo
 
@@ -300,7 +302,11 @@ async def _():
         writer.write(b"\1" + bytes([n]) * 100000)
         await writer.drain()
         got = await reader.readexactly(100001)
-        facts = [writer.get_extra_info("cipher")[1], writer.get_extra_info("peercert")["subjectAltName"], got[1:2] * 3 == got[-3:]]
+        facts = [
+            writer.get_extra_info("cipher")[1],
+            writer.get_extra_info("peercert")["subjectAltName"],
+            got[1:2] * 3 == got[-3:],
+        ]
         writer.close()
         await writer.wait_closed()
         return facts
@@ -361,7 +367,9 @@ async def _():
             writer.close()
             await writer.wait_closed()
         try:
-            await asyncio.open_connection("127.0.0.1", server.sockets[0].getsockname()[1], ssl=context(), server_hostname="nobody.test")
+            await asyncio.open_connection(
+                "127.0.0.1", server.sockets[0].getsockname()[1], ssl=context(), server_hostname="nobody.test"
+            )
         except ssl.SSLError as error:
             facts.append(describe(error))
         return facts
@@ -379,7 +387,9 @@ def _():
                 with server_context().wrap_socket(sock, server_side=True) as tls:
                     tls.sendall(tls.recv(10))
             except OSError as error:
-                facts.append([describe(error)["type"], getattr(error, "reason", None) in ("HTTP_REQUEST", "WRONG_VERSION_NUMBER")])
+                facts.append(
+                    [describe(error)["type"], getattr(error, "reason", None) in ("HTTP_REQUEST", "WRONG_VERSION_NUMBER")]
+                )
 
     thread = threading.Thread(target=serve)
     thread.start()
@@ -470,7 +480,11 @@ def _():
 
     url = f"https://model.test:{PORTS['https']}/"
     facts = [requests.get(url, verify=CA).text, requests.get(url, verify=False).text]
-    for verify, where in ((OTHER_CA, url), (CA, f"https://other.test:{PORTS['https']}/"), (CA, f"https://model.test:{PORTS['closed']}/")):
+    for verify, where in (
+        (OTHER_CA, url),
+        (CA, f"https://other.test:{PORTS['https']}/"),
+        (CA, f"https://model.test:{PORTS['closed']}/"),
+    ):
         try:
             requests.get(where, verify=verify)
         except requests.RequestException as error:

@@ -1,10 +1,12 @@
-"""Runs inside the emulated machine (run.py): hello, snapshot and restore, the network slice. Prints run.py's verdict."""
+"""Runs inside the emulated machine (run.py): hello, restore, snapshots that travel, the network. Prints run.py's verdict."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
+import tty
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +25,44 @@ def run(title: str, command: list[str], timeout: float) -> str:
     return done.stdout
 
 
+ARCHIVE = Path("/snapshots/from-here.agentfw")
+
+
+def refused(lacking: str) -> None:
+    """This machine has not that feature, and the snapshot needs it."""
+    done = subprocess.run(
+        [*AGENTFW, "snapshot", "import", str(ARCHIVE)], capture_output=True, text=True, timeout=600, check=False
+    )
+    print(done.stderr, flush=True)
+    if done.returncode != 125 or not re.search(rf"with {lacking}, which this host \(.*\) has not", done.stderr):
+        raise SystemExit(f"import gave {done.returncode} and {done.stderr!r}")
+    print("AGENTFW-HARDWARE: refused", flush=True)
+
+
+def travelling() -> None:
+    """A snapshot of another KVM runs here; one made here goes to the serial line."""
+    run("import of a snapshot made on another KVM", [*AGENTFW, "snapshot", "import", str(ARCHIVE)], 600)
+    for _ in range(2):
+        told = run("run from it", [*AGENTFW, "run", "--snapshot", "from-here", "tests/hardware/travelled.py"], 300)
+        if "travelled: " not in told:
+            raise SystemExit(f"unexpected output: {told!r}")
+        print(told.strip(), flush=True)
+    run("making one for the other", [*AGENTFW, "snapshot", "build", "from-there"], 600)
+    run("export", [*AGENTFW, "snapshot", "export", "from-there", "/tmp/from-there"], 600)
+    data = Path("/tmp/from-there").read_bytes()
+    with Path("/dev/ttyS1").open("wb", buffering=0) as line:
+        tty.setraw(line)
+        sent = 0
+        while sent < len(data):
+            sent += line.write(data[sent : sent + 65536]) or 0
+    print(f"-- {len(data) >> 20} MiB sent", flush=True)
+
+
 def main() -> None:
+    lacking = re.search(r"agentfw\.lacking=(\w+)", Path("/proc/cmdline").read_text())
+    if lacking:
+        refused(lacking[1])
+        return
     with Path("/proc/cpuinfo").open() as cpuinfo:
         if " svm" not in cpuinfo.read():
             raise SystemExit("this machine has no svm: the point of the test is a hardware KVM")
@@ -43,6 +82,8 @@ def main() -> None:
     if fault.returncode != 139 or "SIGSEGV" not in fault.stderr:
         raise SystemExit(f"a null dereference gave exit {fault.returncode} and {fault.stderr!r}")
     print("-- null dereference: exit 139", flush=True)
+    if ARCHIVE.exists():
+        travelling()
     print(run("network slice", [sys.executable, "examples/run_fleet.py", "--count", "8", "--slow", "20"], 600), flush=True)
     print("AGENTFW-HARDWARE: passed", flush=True)
 

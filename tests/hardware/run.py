@@ -4,6 +4,9 @@ Boots Debian's cloud kernel with an initramfs that holds busybox, the three KVM 
 its virtual environment, runs `guest_test.py` in it and passes its verdict on. Slow (minutes: every instruction is emulated), so
 it is no part of `make test`. Needs Debian's packages qemu-system-x86, busybox-static, kmod, cpio; root installs what is missing.
 
+Where this machine has a KVM of its own, snapshots travel, too: one made here is restored there; one made there comes back over a
+serial line and is restored here; and a second machine, without one CPU feature, refuses the first by that feature's name.
+
     run.py [--keep] [--timeout SECONDS] [--shell COMMAND]
 """
 
@@ -24,6 +27,11 @@ WORK = ROOT / "build" / "hardware"
 TOOLS = {"qemu-system-x86_64": "qemu-system-x86", "busybox": "busybox-static", "cpio": "cpio", "dpkg-deb": "dpkg"}
 MODULES = ["virt/lib/irqbypass.ko", "arch/x86/kvm/kvm.ko", "arch/x86/kvm/kvm-amd.ko"]
 PASSED = "AGENTFW-HARDWARE: passed"
+REFUSED = "AGENTFW-HARDWARE: refused"
+LACKING = "movbe"
+"""What the second machine has not."""
+FROM_HERE, FROM_THERE = WORK / "from-here.agentfw", WORK / "from-there.agentfw"
+CPU = "max,+svm,+npt"
 SKIP_DIRS = {
     "__pycache__",
     "test",
@@ -66,9 +74,44 @@ def main() -> int:
     WORK.mkdir(parents=True, exist_ok=True)
     kernel, modules = debian_kernel()
     initramfs = WORK / "initramfs.cpio"
+    travels = os.access("/dev/kvm", os.R_OK | os.W_OK) and not options.shell
     if not (options.keep and initramfs.exists()):
+        FROM_HERE.unlink(missing_ok=True)
+        if travels:
+            agentfw("snapshot", "build", "--replace", "from-here")
+            agentfw("snapshot", "export", "from-here", str(FROM_HERE))
         build(initramfs, modules, options.shell or f"{sys.executable} tests/hardware/guest_test.py")
-    return boot(kernel, initramfs, options.timeout, options.memory, bool(options.shell))
+    machine = Machine(kernel, initramfs, options.timeout, options.memory)
+    if options.shell:
+        machine.boot()
+        return 0
+    if not machine.boot(PASSED):
+        return 1
+    if not travels:
+        print("no /dev/kvm here: snapshots did not travel", flush=True)
+        return 0
+    agentfw("snapshot", "import", "--replace", str(FROM_THERE))
+    for _ in range(2):
+        output = agentfw(
+            "run", "-q", "--no-config", "--snapshot", "from-there", str(WORK.parents[1] / "tests/hardware/travelled.py")
+        )
+        if "travelled: " not in output:
+            print(f"error: a snapshot made there printed {output!r} here", file=sys.stderr)
+            return 1
+        print(f"a snapshot made there, here: {output.strip()}", flush=True)
+    return 0 if machine.boot(REFUSED, cpu=f"{CPU},-{LACKING}", extra=f"agentfw.lacking={LACKING}") else 1
+
+
+def agentfw(*arguments: str) -> str:
+    """The command of this environment, with a library and a cache of its own."""
+    program = str(Path(sys.executable).with_name("agentfw"))
+    env = {**os.environ, "XDG_DATA_HOME": str(WORK / "data"), "XDG_CACHE_HOME": str(WORK / "cache")}
+    done = subprocess.run(
+        [program, *arguments], stdout=subprocess.PIPE, text=True, env=env, check=False, stdin=subprocess.DEVNULL
+    )
+    if done.returncode:
+        raise SystemExit(f"error: `agentfw {' '.join(arguments)}` exited with {done.returncode}")
+    return done.stdout
 
 
 def tools() -> None:
@@ -128,6 +171,9 @@ def build(initramfs: Path, modules: Path, command: str) -> None:
     ]:
         if Path(config).exists():
             copy(tree, Path(config))
+    if FROM_HERE.exists():
+        (tree / "snapshots").mkdir()
+        shutil.copy2(FROM_HERE, tree / "snapshots/from-here.agentfw")
     (tree / "etc/hosts").write_text("127.0.0.1 localhost\n::1 localhost\n")
     (tree / "etc/resolv.conf").write_text("nameserver 127.0.0.1\n")
     binaries = [path for path in tree.rglob("*") if path.is_file() and (".so" in path.name or os.access(path, os.X_OK))]
@@ -201,27 +247,37 @@ def needed(binaries: list[Path]) -> set[Path]:
     return {path for path in found if WORK not in path.parents}
 
 
-def boot(kernel: Path, initramfs: Path, timeout: float, memory: str, shell: bool) -> int:
-    command = ["qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max,+svm,+npt", "-smp", "2", "-m", memory]
-    command += ["-nographic", "-no-reboot", "-nic", "none", "-kernel", str(kernel), "-initrd", str(initramfs)]
-    command += ["-append", "console=ttyS0 quiet panic=-1 tsc=reliable"]
-    start = time.monotonic()
-    passed = False
-    machine = subprocess.Popen(
-        ["timeout", "--signal=KILL", str(int(timeout)), *command],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    assert machine.stdout is not None
-    for raw in machine.stdout:
-        line = raw.decode("utf-8", "replace").rstrip()
-        print(f"[{time.monotonic() - start:6.1f}] {line}", flush=True)
-        passed = passed or PASSED in line
-    machine.wait()
-    if not passed and not shell:
-        print(f"error: the machine did not report `{PASSED}` within {timeout:.0f} s", file=sys.stderr)
-    return 0 if passed or shell else 1
+class Machine:
+    def __init__(self, kernel: Path, initramfs: Path, timeout: float, memory: str) -> None:
+        self._kernel = kernel
+        self._initramfs = initramfs
+        self._timeout = timeout
+        self._memory = memory
+
+    def boot(self, wanted: str = "", cpu: str = CPU, extra: str = "") -> bool:
+        """Whether it says `wanted` before it powers off. Its second serial line goes to FROM_THERE."""
+        command = ["qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", cpu, "-smp", "2", "-m", self._memory]
+        command += ["-display", "none", "-monitor", "none", "-no-reboot", "-nic", "none"]
+        command += ["-serial", "stdio", "-serial", f"file:{FROM_THERE}" if not extra else "null"]
+        command += ["-kernel", str(self._kernel), "-initrd", str(self._initramfs)]
+        command += ["-append", f"console=ttyS0 quiet panic=-1 tsc=reliable {extra}"]
+        start = time.monotonic()
+        said = False
+        machine = subprocess.Popen(
+            ["timeout", "--signal=KILL", str(int(self._timeout)), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert machine.stdout is not None
+        for raw in machine.stdout:
+            line = raw.decode("utf-8", "replace").rstrip()
+            print(f"[{time.monotonic() - start:6.1f}] {line}", flush=True)
+            said = said or (wanted != "" and wanted in line)
+        machine.wait()
+        if wanted and not said:
+            print(f"error: the machine did not report `{wanted}` within {self._timeout:.0f} s", file=sys.stderr)
+        return said
 
 
 if __name__ == "__main__":

@@ -184,7 +184,7 @@ def test_an_agent_without_its_rules_does_not_start(agentfw: Agentfw, tmp_path: P
             "agentfw.toml:5: policy.syscalls.kill.0: Linux has no system call `symlnk` (`symlink`?)",
         ),
         ("[policy.syscalls]\ndeny = ['mmap']", "policy.syscalls.deny.0: `mmap` does not leave the virtual machine"),
-        ("[policy.syscalls]\nerror = 'EIO'", "policy.syscalls.error: expected \"ENOSYS\" | \"EPERM\", got \"EIO\""),
+        ("[policy.syscalls]\nerror = 'EIO'", 'policy.syscalls.error: expected "ENOSYS" | "EPERM", got "EIO"'),
         ("[policy.files]\nwrite = ['/a']", "policy.files.write: unknown key"),
         ("[policy.files]\nwrite_bytes = 'much'", "policy.files.write_bytes: `much` is no size"),
         ("[policy.files]\ncreates = -1", "policy.files.creates: -1: a number of files"),

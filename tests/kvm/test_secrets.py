@@ -72,7 +72,9 @@ class Reflect(BaseHTTPRequestHandler):
         basic = self.headers.get("Authorization", "").removeprefix("Basic ")
         if basic != self.headers.get("Authorization", ""):
             sent += "\n" + base64.b64decode(basic).decode()
-        body = "\n".join([sent, json.dumps(sent), quote(sent), base64.b64encode(sent.encode()).decode(), sent.encode().hex()]).encode()
+        body = "\n".join(
+            [sent, json.dumps(sent), quote(sent), base64.b64encode(sent.encode()).decode(), sent.encode().hex()]
+        ).encode()
         if self.path.startswith("/gzip"):
             import gzip
 
@@ -176,7 +178,9 @@ argv = ["{sys.executable}", "-S", "-c", "import os; print(os.environ['REAL_COMMA
     assert base64.b64encode(f"robot:{SECRETS['PASSWORD']}".encode()).decode() in served and "sk-agentfw" not in served
     assert not NEEDLES.find(output) and not NEEDLES.find(log), output + log
     assert output.count(b"****") > 40 and b"placeholder: sk-agentfw-placeholder others: []" in output
-    assert len(re.findall(rb"^\w+ 403 ", output, re.MULTILINE)) == 8 and b"et-cookie" not in output.lower().replace(b"asset-", b"")
+    assert len(re.findall(rb"^\w+ 403 ", output, re.MULTILINE)) == 8 and b"et-cookie" not in output.lower().replace(
+        b"asset-", b""
+    )
     assert b"credentials.echoes_masked" in log
     for place in (Path(agentfw_environment["XDG_CACHE_HOME"]), tmp_path):
         for found in place.rglob("*"):
