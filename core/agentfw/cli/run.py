@@ -154,7 +154,7 @@ def run(
         load=lambda: Config() if no_config else load_config(config_file or config.file, pipes=False),
         python=python,
         snapshot=snapshot,
-        given=(_names(preload) if preload is not None else None, _memory(memory, config) if memory is not None else None),
+        given=(names(preload) if preload is not None else None, _memory(memory, config) if memory is not None else None),
     )
     if config.file is None and not no_config and "policy" in options.plugins:
         denials.note = _without_a_file(program[0], FILE_NAME)
