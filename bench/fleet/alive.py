@@ -120,11 +120,10 @@ async def _alive(
 def network_rows(book: Book) -> None:
     """What name server and model server saw of the agents that were alive at once."""
     for what, found in book.figures.get("network", {}).items():
-        metrics = found["metrics"]
-        agents = found["agents"]
-        hits, misses = metrics.get("dns.hits", 0), metrics.get("dns.misses", 0)
-        book.note(
-            f"{what}: {agents} agents, {hits:.0f} DNS hits, {misses:.0f} misses, {found['asked']} queries at the name server"
-        )
+        metrics, agents = found["metrics"], found["agents"]
+        hits, misses, asked = metrics.get("dns.hits", 0), metrics.get("dns.misses", 0), found["asked"]
+        told = f"{asked} at the name server for its address; {hits:.0f} hits, {misses:.0f} misses of A and AAAA in the workers"
+        book.row(f"DNS: queries for {agents} agents ({what})", "", "one a name and TTL", told, asked <= 1)
         held = metrics.get("tls.held", 0) + metrics.get("tls.leased", 0)
-        book.note(f"{what}: {found['handshakes']} TLS handshakes for {found['served']} calls, {held:.0f} sessions held")
+        told = f"{held:.0f} held; {found['handshakes']} handshakes for {found['served']} calls"
+        book.row(f"TLS sessions for {agents} agents ({what})", "338 for 1,500", "<= 338", told, held <= 338)

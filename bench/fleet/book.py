@@ -74,7 +74,6 @@ def about() -> dict[str, Any]:
     model = next(
         (row.partition(":")[2].strip() for row in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in row), ""
     )
-    modules = [row.split()[0] for row in Path("/proc/modules").read_text().splitlines()] if Path("/proc/modules").exists() else []
     return {
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "cpus": len(os.sched_getaffinity(0)),
@@ -83,6 +82,6 @@ def about() -> dict[str, Any]:
         "available": machine.available(),
         "load": os.getloadavg(),
         "kernel": platform.release(),
-        "kvm": [name for name in modules if name.startswith("kvm")],
+        "kvm": sorted(path.name for path in Path("/sys/module").glob("kvm*")),
         "python": sys.version.split()[0],
     }

@@ -20,6 +20,8 @@ from agentfw import Pool
 from agentfw.mock_dns import MockDNSThread
 
 HOST = "api.openai.com"
+TTL = 900
+"""Seconds: longer than any phase, so that one query is all that there need be."""
 GUEST = Path(__file__).parents[1] / "guest"
 
 CONFIG = """\
@@ -74,6 +76,7 @@ def world(directory: Path, workers: int, latency: float) -> Iterator[World]:
     command = [sys.executable, "-P", "-m", "agentfw", "mock-llm", "--json", "--key", key, "--ca-out", str(directory / "ca.pem"),
                "--latency", str(latency), "--idle-timeout", "600"]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server, MockDNSThread({HOST: "127.0.0.1"}) as dns:
+        dns.set(HOST, "A", "127.0.0.1", ttl=TTL)
         try:
             assert server.stdout is not None
             port = json.loads(server.stdout.readline())["port"]
