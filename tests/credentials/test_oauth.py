@@ -14,13 +14,16 @@ from urllib.parse import parse_qs
 
 import pytest
 from agentfw import Agent
-from agentfw.errors import Denied
+from agentfw.errors import AgentfwError, Denied
+from agentfw.pool.jobs import PoolError
 from agentfw.runtime import Runtime
 from agentfw_credentials import Config, OAuthConfig, Plugin
+from agentfw_credentials.renewed import Renewed
 from agentfw_policy import Config as PolicyConfig
 from agentfw_policy import Plugin as Policy
 
 from tests.core.support import Names, Recorder, TlsOnce, async_test, guest, lookup, offload, read_response, running, serving
+from tests.pool.routers import until
 
 from .support import rule
 
@@ -205,3 +208,43 @@ async def test_no_secret_to_a_server_that_is_not_verified(verified: bool, caplog
 def test_how_long_a_token_is_good_for(told: Any, seconds: float) -> None:
     plugin = Plugin(Config(rule=(rule(value="${oauth:o}"),), oauth={"o": OAuthConfig("https://t.example/", "i", "s" * 9)}), {})
     assert plugin._state.sources["oauth", "o"]._life(told) == seconds  # type: ignore[attr-defined]
+
+
+class _Pool:
+    """A worker's way to the plugin in its router."""
+
+    def __init__(self, router: Plugin) -> None:
+        self.router = router
+        self.gone = False
+
+    async def ask(self, plugin: str, body: bytes) -> bytes:
+        if self.gone:
+            raise PoolError("unavailable", "the link was closed")
+        return await self.router.answer_pool(body)
+
+
+@async_test
+async def test_one_token_for_all_workers_of_a_pool() -> None:
+    good = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+    bad = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n"
+    token, api = TokenServer(), Recorder(lambda head: bad if b"token-number-1" in head else good)
+    token.delay = 0.1
+    async with fleet(token, api) as router, fleet(token, api) as one, fleet(token, api) as two:
+        pool = _Pool(router.plugin)
+        one.runtime.pool = two.runtime.pool = pool  # type: ignore[assignment]
+        calls = [fleet.call(f"agent-{n}") for fleet in (one, two) for n in range(5)]
+        assert [status for status, _ in await asyncio.gather(*calls)] == [401] * 10
+        await until(
+            lambda: (len(token.requests), *(each.plugin.statistics()["renewed"] for each in (one, two, router))) == (2, 2, 2, 2)
+        )
+        assert [(await fleet.call())[0] for fleet in (one, two, router)] == [200] * 3
+        assert len(token.requests) == 2, "the router's, for all"
+        assert all(b"token-number-2" in request for request in api.requests[-3:])
+        pool.gone = True
+        source = one.plugin._state.sources["oauth", "o"]
+        assert isinstance(source, Renewed)
+        await source._begin()
+        assert len(token.requests) == 3 and (await one.call())[0] == 200, "a worker without its router mints one itself"
+        for body in (b"", b"\x92\xa5other\xa0", b"\x92\xa7oauth:x\xa0", b"\x92\xa9env:SECRET\xa0"):
+            with pytest.raises((AgentfwError, ValueError)):
+                await router.plugin.answer_pool(body)

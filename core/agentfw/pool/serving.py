@@ -175,6 +175,7 @@ class Serving:
             pool = engine_config(config)
             runtime = self._given
             if runtime is None:
+                logging.getLogger("agentfw").setLevel(pool.log.upper())
                 manager = load_plugins(setup.plugins, config)
                 runtime = Runtime(asyncio.get_running_loop(), manager, config)
                 runtime.pool = PoolLink(self.channel)

@@ -9,7 +9,6 @@ import base64
 import re
 from collections.abc import Mapping
 from ipaddress import ip_network
-from typing import TYPE_CHECKING
 from urllib.parse import quote_plus, urlencode, urlsplit
 
 import msgspec
@@ -22,9 +21,6 @@ from .config import OAuthConfig
 from .renewed import Renewed, Unavailable
 from .sources import Source
 from .values import check_secret
-
-if TYPE_CHECKING:
-    from agentfw.runtime import Runtime
 
 MAX_ANSWER = 65536
 SHORTEST_LIFE = 5.0
@@ -60,10 +56,6 @@ class OAuth(Renewed):
         except ValueError as error:
             raise ConfigError("allow_addresses", str(error)) from None
         self._as = Operator("credentials", f"credentials: {name}", {"tenant": "credentials"}, networks)
-        self._runtime: Runtime | None = None
-
-    async def start(self, runtime: Runtime) -> None:
-        self._runtime = runtime
 
     async def _renew(self) -> tuple[str, float]:
         secret = await self.secret.get()

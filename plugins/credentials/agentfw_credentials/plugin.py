@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 
 from agentfw import Agent, ConfigError, Denied, Destination, TlsInfo, hookimpl
 from agentfw.agents import Operator
+from agentfw.errors import PluginError
 
+from . import shared
 from .config import Config
 from .oauth import OAuth
 from .placeholders import SCOPE, BodyScan
@@ -156,6 +158,16 @@ class Plugin:
                         self._spawn(functools.partial(self._begin, source))
 
         return commit
+
+    async def answer_pool(self, body: bytes) -> bytes:
+        """In the router of a pool: a worker wants a secret that has a life of its own."""
+        question = shared.decode_question(body)
+        kind, _, name = question.source.partition(":")
+        source = self._state.sources.get((kind, name))
+        if not isinstance(source, Renewed):
+            raise PluginError("the router has no such secret")
+        value, seconds = await source.told(question.rejected)
+        return shared.encode(shared.Answer(value or "", seconds))
 
     def _spawn(self, what: Callable[[], Coroutine[None, None, None]]) -> None:
         if self._runtime is not None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from agentfw import ConfigError
 
+from . import shared
 from .config import CommandConfig
 from .sources import READ, Source
 from .values import check_secret, one_line
@@ -29,6 +30,8 @@ EARLY = 0.8
 RETRY = 5.0
 """Seconds after a failure, doubled each time up to RETRY_MOST."""
 RETRY_MOST = 120.0
+SHORTEST = 5.0
+"""Seconds before a worker asks again for a value that is about to end, or has."""
 DOUBT = 30.0
 """Seconds between renewals because a server did not accept a value."""
 
@@ -56,6 +59,10 @@ class Renewed(Source):
         self._doubted = ""
         """The value that was rejected last: not renewed for that again until one is accepted."""
         self._stopped = False
+        self._runtime: Runtime | None = None
+
+    async def start(self, runtime: Runtime) -> None:
+        self._runtime = runtime
 
     async def _renew(self) -> tuple[str, float]:
         raise NotImplementedError
@@ -116,7 +123,7 @@ class Renewed(Source):
         self._used = self._lapsed = False
         began = time.monotonic()
         try:
-            value, seconds = await self._renew()
+            value, seconds = await self._obtain()
         except Exception as error:
             self.counters["failures"] += 1
             # No text that may quote the secret.
@@ -134,6 +141,27 @@ class Renewed(Source):
             self._set(value)
         if not self._stopped:
             self._timer = asyncio.get_running_loop().call_later(wait, self._due)
+
+    async def _obtain(self) -> tuple[str, float]:
+        """From the router, in a worker of a pool."""
+        link = self._runtime.pool if self._runtime is not None else None
+        if link is not None:
+            known = self._value or ""
+            answer = await shared.ask(link, self.name, known if self._doubted == known else "")
+            if answer is not None and not answer.value:
+                raise Unavailable("the router has none (its log says why)")
+            if answer is not None:
+                return answer.value, answer.seconds
+        return await self._renew()
+
+    async def told(self, rejected: str) -> tuple[str | None, float]:
+        """In the router, for a worker: the value, and for how many seconds it is good. `rejected`: see `rejected()`."""
+        if rejected:
+            self.rejected(rejected)
+        if self._task is not None:
+            await asyncio.shield(self._task)
+        value = await self.get()
+        return value, max(self._expires - time.monotonic(), SHORTEST)
 
     def _due(self) -> None:
         self._timer = None
@@ -156,6 +184,7 @@ class Command(Renewed):
         self._running: set[subprocess.Popen[bytes]] = set()
 
     async def start(self, runtime: Runtime) -> None:
+        await super().start(runtime)
         if self._value is None:
             await self._begin()
             if self._value is None:
