@@ -126,8 +126,10 @@ class Cell:
             cell = cls(config, handler, worker, kept[2:], kept[1], kept[0])
             cell._spawn(program, [lib.afw_worker_memory_fd(worker), lib.afw_worker_windows_fd(worker), *kept, *opened])
         except BaseException:
-            for fd in kept:
+            for fd in kept[cell is not None :]:
                 os.close(fd)
+            if cell is not None:
+                cell._saver.close()
             if worker is not None:
                 lib.afw_worker_free(worker)
             raise

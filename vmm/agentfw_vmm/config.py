@@ -141,8 +141,9 @@ def encode(config: CellConfig, opened: list[int], save: int = -1) -> bytes:
     if save >= 0:
         parts.append(_record(_SAVE, struct.pack("<I", save)))
     if isinstance(config.snapshot_in, SavedVm):
-        opened.append(os.dup(config.snapshot_in.fd))
-        parts.append(_record(_SAVED, struct.pack("<I", opened[-1])))
+        for kind, fd in ((_SNAPSHOT_IN, config.snapshot_in.base), (_SAVED, config.snapshot_in.fd)):
+            opened.append(os.dup(fd))
+            parts.append(_record(kind, struct.pack("<I", opened[-1])))
     elif config.snapshot_in is not None:
         parts.append(_record(_SNAPSHOT_IN, struct.pack("<I", _open(config.snapshot_in, os.O_RDONLY, opened))))
     if config.snapshot_out is not None:

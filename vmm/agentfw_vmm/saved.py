@@ -34,15 +34,17 @@ class SavedVm:
     """A sealed memory file (memfd) with all that a VM was: memory, registers, private files, open handles. It lies in no file
     system, and is gone when it is closed and no cell has it any more.
 
+    Of memory only what is not as in the template's snapshot is in it; `base` is a descriptor of that.
     `size`: its length in bytes; holes take none. Secrets that the agent had in memory are in it: hand it to cells of the same
     tenant only, made with `config()`.
     """
 
-    def __init__(self, fd: int, size: int, config: CellConfig) -> None:
+    def __init__(self, fd: int, size: int, base: int, config: CellConfig) -> None:
         self.fd = fd
         self.size = size
+        self.base = base
         self._config = config
-        self._close = weakref.finalize(self, os.close, fd)
+        self._close = weakref.finalize(self, _close_all, fd, base)
 
     def config(self, vms: int, runners: int = 1) -> CellConfig:
         """Of a cell for `vms` VMs that go on from here: all else as in the cell that it was saved in."""
@@ -63,6 +65,11 @@ class SavedVm:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _close_all(*descriptors: int) -> None:
+    for each in descriptors:
+        os.close(each)
 
 
 def save_file() -> int:
@@ -123,6 +130,8 @@ class Saver:
         self._config = config
         self._fd = fd
         self._ask = ask
+        source = config.snapshot_in
+        self._base = os.dup(source.base) if isinstance(source, SavedVm) else -1
         self._turn = asyncio.Lock()
         self._answer: asyncio.Future[int] | None = None
         self._vm = -1
@@ -156,7 +165,20 @@ class Saver:
                 self._vm = -1
             most = self._config.memory + self._config.tmp_bytes + _OVERHEAD
             fd = await asyncio.to_thread(take, self._fd, size, most)
-            return SavedVm(fd, size, self._config)
+            try:
+                base = self._open_base()
+            except OSError as error:
+                os.close(fd)
+                raise CellError(f"the template's snapshot has gone: {error.strerror}") from None
+            return SavedVm(fd, size, base, self._config)
+
+    def _open_base(self) -> int:
+        """The snapshot of the template that the cell's VMs are from."""
+        source = self._config.snapshot_in
+        if self._base >= 0:
+            return os.dup(self._base)
+        assert source is not None and not isinstance(source, SavedVm)
+        return os.open(source, os.O_RDONLY | os.O_CLOEXEC)
 
     def _done(self, work: asyncio.Task[SavedVm]) -> None:
         self._work.discard(work)
@@ -179,8 +201,9 @@ class Saver:
     def close(self) -> None:
         for work in list(self._work):
             work.cancel()
-        if self._fd >= 0:
-            os.close(self._fd)
+        for fd in (self._fd, self._base):
+            if fd >= 0:
+                os.close(fd)
 
 
 def _throw_away(work: asyncio.Task[SavedVm]) -> None:

@@ -84,6 +84,7 @@ struct snapshot {                                /* restore.c: the parsed and ch
     const char **name;                           /* of each mapping, interned */
     int fd;
     const struct saved_vm *vm;                   /* of what SAVE wrote; 0: a template's snapshot */
+    const struct afw_snapshot_extent *base;      /* its n_bases */
     const uint8_t *vfs;                          /* its vfs_size bytes */
 };
 
@@ -266,7 +267,8 @@ void upcall(struct machine *m, uint32_t kind, uint32_t signal, uint64_t code, ui
 int64_t snapshot_save(struct machine *m);        /* -> bytes, -errno */
 /* The parts of it, for save.c. running: keep the extended state whole, and say which mappings are shared */
 int snapshot_state(struct machine *m, struct buffer *out, bool running);
-int snapshot_pages(struct machine *m, uint64_t gpa, uint64_t end, struct buffer *runs);   /* those in committed chunks that are not zero, and not of shared files */
+/* Those in committed chunks that are not zero, and not of shared files; base: nor as in that snapshot, of which the VM was made */
+int snapshot_pages(struct machine *m, uint64_t gpa, uint64_t end, struct buffer *runs, const struct snapshot *base);
 int snapshot_head(struct machine *m, struct afw_snapshot_header *h, struct buffer *runs); /* all fields but sizes, offsets and checksum */
 int snapshot_unlock(struct machine *m, bool on);  /* PROT_NONE pages can be read for the while; off: as it was */
 int snapshot_write(int fd, const void *data, size_t n, uint64_t offset);
@@ -288,8 +290,11 @@ struct saved_protection { uint64_t start, end; uint32_t prot, reserved; };
 #define SAVED_WRITABLE 2
 #define SAVED_FILE 4                             /* flags / this - 1: number of the private file that is mapped; 0: none */
 struct saved_mapping { uint64_t start, end, offset; uint32_t name, flags; };
-/* Behind the names in what SAVE wrote, at a multiple of 8: this, then what vfs_save() made */
+/* Behind the names in what SAVE wrote, at a multiple of 8: this, then n_bases extents of the template's snapshot, then what vfs_save() made */
+#define SAVED_BASES 4096
 struct saved_vm {
+    uint64_t base_crc;                           /* of that snapshot: its head's crc */
+    uint64_t n_bases;
     uint64_t mono;                               /* what the guest's clock said at the end */
     uint64_t data, data_size;                    /* content of private files, in the file */
     uint64_t write_bytes, creates;               /* left of what rules allow */
@@ -311,6 +316,7 @@ bool recycle_keep(struct machine *m);            /* instead of vm_close() at its
 void recycle_idle(struct machine *m);            /* KEPT for a while: shrinks to what a new one has */
 /* Memory and vCPU of a KEPT one are as a new one's after the restore; -errno: they are not, only vm_close() may follow */
 int recycle(struct machine *m, const struct snapshot *s);
+const struct snapshot *snapshot_base(void);      /* restore.c: the template's, also if VMs go on from a saved one; 0: none that is good */
 const struct snapshot *snapshot_of_cell(void);   /* restore.c; 0: none that is good */
 int recycle_check(struct machine *m);            /* then: is the vCPU really as a new one's? */
 int snapshot_again(struct machine *m, uint32_t pid);   /* restore.c: snapshot_restore() into a KEPT one */

@@ -50,12 +50,22 @@ static const char *check_saved(struct snapshot *s, uint64_t at)
     if (!inside(at, sizeof *s->vm, 0, size))
         return "the saved VM's part is too short";
     const struct saved_vm *vm = (const struct saved_vm *)(s->state + at);
-    if (vm->vfs_size != size - at - sizeof *s->vm)
+    const struct afw_snapshot_extent *base = (const struct afw_snapshot_extent *)(vm + 1);
+    uint64_t left = size - at - sizeof *vm;
+    if (vm->n_bases > SAVED_BASES || vm->n_bases > left / sizeof *base || vm->vfs_size != left - vm->n_bases * sizeof *base)
         return "the saved VM's files do not fit";
+    uint64_t last = 0;
+    for (uint64_t i = 0; i < vm->n_bases; i++) {
+        const struct afw_snapshot_extent *x = &base[i];
+        if (x->gpa % PAGE || x->size % PAGE || x->offset % PAGE || x->gpa < last || !chunk_set(&s->h, x->gpa, x->size) || x->offset > INT64_MAX - AFW_SPACE_END)
+            return "memory of its template is out of bounds";
+        last = x->gpa + x->size;
+    }
     if (vm->data % PAGE || !inside(vm->data, vm->data_size, 0, s->h.file_size))
         return "content of files is out of bounds";
     s->vm = vm;
-    s->vfs = (const uint8_t *)(vm + 1);
+    s->base = base;
+    s->vfs = (const uint8_t *)(base + vm->n_bases);
     return 0;
 }
 
@@ -151,26 +161,44 @@ static const char *check(struct snapshot *s, int fd, char *error, size_t size)
     return check_state(s);
 }
 
-/* The cell's snapshot, checked at its first use; 0 and the reason if it is unusable. */
-static const struct snapshot *the_snapshot(char *error, size_t size)
+static const char *check_base(const struct snapshot *s, const struct snapshot *base)
+{
+    if (s->vm->base_crc != base->h.crc)
+        return "saved from another template than this";
+    for (uint64_t i = 0; i < s->vm->n_bases; i++) {
+        if (!inside(s->base[i].offset, s->base[i].size, 0, base->h.file_size))
+            return "memory of its template is out of bounds";
+    }
+    return 0;
+}
+
+/* The cell's snapshot, and the template's (which are one, but for cells whose VMs go on from a saved one), checked at their first use;
+ * 0 and the reason if they are unusable. */
+static const struct snapshot *the_snapshot(bool template, char *error, size_t size)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static struct snapshot s;
+    static struct snapshot base, saved;
     static bool tried;
     static char why[160];
+    bool forks = cell.config.saved >= 0;
     pthread_mutex_lock(&lock);
     if (!tried) {
         char text[160];
-        s.fd = cell.config.saved >= 0 ? cell.config.saved : cell.config.snapshot_in;
-        const char *e = check(&s, s.fd, text, sizeof text);
+        base.fd = cell.config.snapshot_in;
+        saved.fd = cell.config.saved;
+        const char *e = check(&base, base.fd, text, sizeof text);
+        if (!e && forks)
+            e = check(&saved, saved.fd, text, sizeof text);
+        if (!e && forks)
+            e = check_base(&saved, &base);
         if (e)
             snprintf(why, sizeof why, "%s", e);
         tried = true;
     }
     pthread_mutex_unlock(&lock);
     if (*why)
-        snprintf(error, size, "snapshot: %s", why);
-    return *why ? 0 : &s;
+        snprintf(error, size, "%s: %s", forks ? "saved VM" : "snapshot", why);
+    return *why ? 0 : forks && !template ? &saved : &base;
 }
 
 /* Private files that are mapped shared: what is written through one place is seen through the others. */
@@ -219,7 +247,7 @@ static void renew(struct machine *m, const struct snapshot *s)
 
 int snapshot_go_on(struct machine *m, char *error, size_t size)
 {
-    const struct snapshot *s = the_snapshot(error, size);
+    const struct snapshot *s = the_snapshot(false, error, size);
     if (!s)
         return -EINVAL;
     if (m->vm.rules)
@@ -228,6 +256,19 @@ int snapshot_go_on(struct machine *m, char *error, size_t size)
     if (e)
         snprintf(error, size, "restore: files: %s", strerror(-e));
     return e;
+}
+
+static int map_extents(struct machine *m, int fd, const struct afw_snapshot_extent *x, uint64_t n)
+{
+    for (; n--; x++) {
+        int e = pieces_room(m, x->gpa, x->size, true);
+        if (e)
+            return e;
+        if (mmap(m->vm.mem + x->gpa, x->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, fd, (off_t)x->offset) == MAP_FAILED)
+            return -errno;
+        pieces_done(m, x->gpa, x->size, PROT_READ | PROT_WRITE, true);
+    }
+    return 0;
 }
 
 static int map_memory(struct machine *m, const struct snapshot *s)
@@ -249,16 +290,14 @@ static int map_memory(struct machine *m, const struct snapshot *s)
         if (e)
             return e;
     }
-    for (uint32_t i = 0; i < h->n_extents; i++) {
-        const struct afw_snapshot_extent *x = &h->extent[i];
-        int e = pieces_room(m, x->gpa, x->size, true);
-        if (e)
-            return e;
-        if (mmap(m->vm.mem + x->gpa, x->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, s->fd, (off_t)x->offset) == MAP_FAILED)
-            return -errno;
-        pieces_done(m, x->gpa, x->size, PROT_READ | PROT_WRITE, true);
-    }
-    int e = s->vm ? map_files(m, s) : 0;
+    int e = s->vm ? map_extents(m, cell.config.snapshot_in, s->base, s->vm->n_bases) : 0;
+    if (!e)
+        e = map_extents(m, s->fd, h->extent, h->n_extents);
+    for (uint32_t i = 0; s->vm && i < h->n_extents; i++)   /* as against the template */
+        for (uint64_t p = h->extent[i].gpa / PAGE; p < (h->extent[i].gpa + h->extent[i].size) / PAGE; p++)
+            m->prot[p] |= PAGE_NEW;
+    if (!e && s->vm)
+        e = map_files(m, s);
     if (e)
         return e;
     for (uint32_t i = 0; i < s->vcpu->n_protections; i++) {
@@ -270,7 +309,8 @@ static int map_memory(struct machine *m, const struct snapshot *s)
             return -errno;
         pieces_done(m, p->start, p->end - p->start, (int)p->prot, false);
     }
-    huge_pages(m, s);
+    if (!s->vm)
+        huge_pages(m, s);
     hot_populate(m, h->commit_chunks);           /* before there are memslots: KVM need not be told */
     for (uint32_t i = 0; i < n; i++) {
         int e = memory_slot(m, from[i], to[i]);
@@ -321,7 +361,7 @@ static int settle(struct machine *m, const struct snapshot *s, uint32_t pid)
 
 int snapshot_restore(struct machine *m, uint32_t pid, char *error, size_t size)
 {
-    const struct snapshot *s = the_snapshot(error, size);
+    const struct snapshot *s = the_snapshot(false, error, size);
     if (!s)
         return -EINVAL;
     int e = s->vm ? vfs_load(m->vm.vfs, s->vfs, s->vm->vfs_size, s->fd, s->vm->data, s->vm->data_size) : 0;
@@ -347,10 +387,16 @@ int snapshot_restore(struct machine *m, uint32_t pid, char *error, size_t size)
     return 0;
 }
 
+const struct snapshot *snapshot_base(void)
+{
+    char error[200];
+    return the_snapshot(true, error, sizeof error);
+}
+
 const struct snapshot *snapshot_of_cell(void)
 {
     char error[200];
-    return the_snapshot(error, sizeof error);
+    return the_snapshot(false, error, sizeof error);
 }
 
 int snapshot_again(struct machine *m, uint32_t pid)

@@ -25,6 +25,7 @@ struct saving {
     uint32_t extent;
     uint64_t vm_at;                              /* struct saved_vm in state */
     struct saved_vm vm;
+    const struct snapshot *base;
     struct buffer state, runs;
     struct afw_snapshot_header h;
     int64_t result;                              /* DONE: bytes, -errno */
@@ -114,13 +115,45 @@ static uint64_t guest_mono(struct machine *m)
     return m->clock_mono_base > now ? m->clock_mono_base : now;
 }
 
+/* Where the template's snapshot is still mapped: what is copied comes on top of that. */
+static int add_bases(struct machine *m, struct buffer *out)
+{
+    struct saving *s = m->saving;
+    const struct afw_snapshot_header *h = &s->base->h;
+    int e = 0;
+    for (uint32_t i = 0; i < h->n_extents; i++) {
+        const struct afw_snapshot_extent *x = &h->extent[i];
+        struct afw_snapshot_extent run = {0};
+        for (uint64_t at = x->gpa; at <= x->gpa + x->size && !e; at += PAGE) {
+            bool same = at < x->gpa + x->size && !(m->prot[at / PAGE] & PAGE_NEW);
+            if (same && !run.size)
+                run = (struct afw_snapshot_extent){at, 0, x->offset + (at - x->gpa)};
+            if (same) {
+                run.size += PAGE;
+            } else if (run.size) {
+                e = ++s->vm.n_bases > SAVED_BASES ? -E2BIG : buffer_add(out, &run, sizeof run);
+                run.size = 0;
+            }
+        }
+    }
+    return e;
+}
+
 static int begin(struct machine *m)
 {
     struct saving *s = m->saving;
     int e;
     if (shares_host_file(m))
         return -ETXTBSY;
-    struct buffer fs = {0};
+    struct buffer fs = {0}, bases = {0};
+    s->base = cell.pagemap_fd < 0 ? 0 : snapshot_base();
+    if (!s->base)
+        return -EOPNOTSUPP;
+    s->vm.base_crc = s->base->h.crc;
+    if ((e = add_bases(m, &bases))) {
+        free(bases.data);
+        return e;
+    }
     e = vfs_save(m->vm.vfs, &fs, &s->vm.data_size);
     if (!e)
         e = snapshot_state(m, &s->state, true);
@@ -135,7 +168,10 @@ static int begin(struct machine *m)
     if (!e)
         e = buffer_add(&s->state, &s->vm, sizeof s->vm);
     if (!e)
+        e = buffer_add(&s->state, bases.data, bases.size);
+    if (!e)
         e = buffer_add(&s->state, fs.data, fs.size);
+    free(bases.data);
     free(fs.data);
     if (!e && s->state.size > PRIVATE_MAX)
         e = -EFBIG;
@@ -212,7 +248,7 @@ void save_step(struct machine *m)
     for (uint64_t until = clock_mono() + STEP; !e && s->phase != DONE && clock_mono() < until;) {
         switch (s->phase) {
         case PAGES:
-            e = snapshot_pages(m, s->at, s->at + PIECE, &s->runs);
+            e = snapshot_pages(m, s->at, s->at + PIECE, &s->runs, s->base);
             s->at += PIECE;
             while (s->at < AFW_SPACE_END && !memory_committed(m, s->at, PAGE))
                 s->at = (s->at / AFW_CHUNK + 1) * AFW_CHUNK;

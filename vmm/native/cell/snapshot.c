@@ -165,23 +165,74 @@ static bool of_shared_file(struct machine *m, uint64_t gpa)
     return false;
 }
 
-int snapshot_pages(struct machine *m, uint64_t gpa, uint64_t end, struct buffer *runs)
+/* What pagemap says of a page */
+#define PM_PRESENT (1ull << 63)
+#define PM_SWAP (1ull << 62)
+#define PM_FILE (1ull << 61)
+
+static int read_pagemap(struct machine *m, uint64_t gpa, uint64_t *entry)
+{
+    uint64_t first = ((uintptr_t)m->vm.mem + gpa) / PAGE;
+    size_t want = BLOCK / PAGE * sizeof *entry;
+    return pread(cell.pagemap_fd, entry, want, (off_t)(first * sizeof *entry)) == (ssize_t)want ? 0 : -EIO;
+}
+
+static bool maps_files(struct machine *m, uint64_t gpa, uint64_t end)
+{
+    for (uint32_t i = 0; i < m->maps; i++) {
+        if (m->map[i].start < end && m->map[i].end > gpa)
+            return true;
+    }
+    return false;
+}
+
+/* Pages of a block that differ from the template's snapshot: where its file is still mapped those that became private, elsewhere
+ * (memory that is new, files, what a saved VM's file has) those that are not zero. */
+static int changed_pages(struct machine *m, uint64_t gpa, uint8_t *block, struct buffer *runs, const struct snapshot *base)
+{
+    const struct afw_snapshot_header *h = &base->h;
+    uint64_t entry[BLOCK / PAGE];
+    uint32_t k = 0;
+    bool all = m->forked || maps_files(m, gpa, gpa + BLOCK);
+    int e = read_pagemap(m, gpa, entry);
+    for (uint64_t o = 0; o < BLOCK && !e; o += PAGE) {
+        uint64_t at = gpa + o, now = entry[o / PAGE];
+        bool there = now & (PM_PRESENT | PM_SWAP);
+        while (k < h->n_extents && h->extent[k].gpa + h->extent[k].size <= at)
+            k++;
+        if (k < h->n_extents && at >= h->extent[k].gpa && !(m->prot[at / PAGE] & PAGE_NEW)) {
+            if (there && !(now & PM_FILE))
+                e = add_page(runs, at);
+        } else if ((there || all) && !guarded_copy(block, m->vm.mem + at, PAGE) && !zero_page(block) && !of_shared_file(m, at)) {
+            e = add_page(runs, at);
+        }
+    }
+    return e;
+}
+
+static int pages_with_content(struct machine *m, uint64_t gpa, uint8_t *block, struct buffer *runs)
+{
+    bool whole = !guarded_copy(block, m->vm.mem + gpa, BLOCK);
+    int e = 0;
+    for (uint64_t o = 0; o < BLOCK && !e; o += PAGE) {
+        /* A page behind the end of a file that shrank has no content: it faults in restored VMs no more, reads as zero. */
+        if (!whole && guarded_copy(block + o, m->vm.mem + gpa + o, PAGE))
+            continue;
+        if (!zero_page(block + o))
+            e = add_page(runs, gpa + o);
+    }
+    return e;
+}
+
+int snapshot_pages(struct machine *m, uint64_t gpa, uint64_t end, struct buffer *runs, const struct snapshot *base)
 {
     uint8_t *block = aligned_alloc(PAGE, BLOCK);
     int e = block ? 0 : -ENOMEM;
     for (; gpa < end && !e; gpa += BLOCK) {
-        if (!memory_committed(m, gpa, BLOCK)) {
+        if (!memory_committed(m, gpa, BLOCK))
             gpa = (gpa / AFW_CHUNK + 1) * AFW_CHUNK - BLOCK;
-            continue;
-        }
-        bool whole = !guarded_copy(block, m->vm.mem + gpa, BLOCK);
-        for (uint64_t o = 0; o < BLOCK && !e; o += PAGE) {
-            /* A page behind the end of a file that shrank has no content: it faults in restored VMs no more, reads as zero. */
-            if (!whole && guarded_copy(block + o, m->vm.mem + gpa + o, PAGE))
-                continue;
-            if (!zero_page(block + o) && !of_shared_file(m, gpa + o))
-                e = add_page(runs, gpa + o);
-        }
+        else
+            e = base ? changed_pages(m, gpa, block, runs, base) : pages_with_content(m, gpa, block, runs);
     }
     free(block);
     return e;
@@ -276,7 +327,7 @@ int snapshot_head(struct machine *m, struct afw_snapshot_header *h, struct buffe
 static int save(struct machine *m, struct afw_snapshot_header *h, struct buffer *state, struct buffer *runs)
 {
     int fd = cell.config.snapshot_out, e;
-    if ((e = snapshot_state(m, state, false)) || (e = snapshot_pages(m, 0, AFW_SPACE_END, runs)) || (e = snapshot_head(m, h, runs)))
+    if ((e = snapshot_state(m, state, false)) || (e = snapshot_pages(m, 0, AFW_SPACE_END, runs, 0)) || (e = snapshot_head(m, h, runs)))
         return e;
     h->vcpu_offset = sizeof *h;
     h->vcpu_size = (uint32_t)state->size;
