@@ -224,14 +224,18 @@ async def _followed(
             sinks: Any = kept
             if not options.as_json:
                 sinks = {n: Plain(w) if options.count == 1 else Lines(w, prefix) for n, w in writers.items()}
-            feeding = asyncio.create_task(feed(pool, info.id)) if job.interactive else None
+            # Its end is asked for from the beginning: a pool may keep none of what has ended.
+            ending = asyncio.create_task(pool.wait(info.id))
+            helpers: list[asyncio.Task[Any]] = [ending]
+            if job.interactive:
+                helpers.append(asyncio.create_task(feed(pool, info.id)))
             try:
                 whole = await follow(pool, info.id, sinks)
-                ended = ends[number] = await pool.wait(info.id)
+                ended = ends[number] = await ending
             finally:
-                if feeding is not None:
-                    feeding.cancel()
-                    await asyncio.gather(feeding, return_exceptions=True)
+                for helper in helpers:
+                    helper.cancel()
+                await asyncio.gather(*helpers, return_exceptions=True)
             ids.remove(info.id)
             rows[number] = document(ended, kept if options.as_json else None, whole)
             if not whole and not options.as_json and not options.quiet:
