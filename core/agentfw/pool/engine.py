@@ -409,7 +409,8 @@ class Engine:
 
     def _look_at_memory(self) -> None:
         pids = [cell.pid for group in self._stock.groups.values() for cell in group.cells if cell.pid]
-        self._memory = pressure.used(pids)
+        count = self._stock.count
+        self._memory = pressure.used(pids, sum(count.values()) - count["empty"])
         limit = parse_size(self._pool.memory) if self._pool.memory else None
         own = pressure.of_limit(self._memory, None if limit is None else int(limit * self._part))
         level = pressure.worse(own, pressure.host())

@@ -14,17 +14,20 @@ LITTLE = 0.05
 STALLED = (10.0, 40.0)
 """Percent of the last ten seconds in which some task waited for memory (PSI): the same."""
 
+KERNEL = 512 << 10
+"""Bytes that the kernel keeps for a VM, about: it does not say for whom."""
+
 Level = Literal["fine", "tight", "exhausted"]
 
 _AVERAGE = re.compile(r"^some avg10=(\d+(?:\.\d+)?)", re.MULTILINE)
 _MEMINFO = re.compile(r"^(MemTotal|MemAvailable):\s+(\d+) kB$", re.MULTILINE)
-_STATUS = re.compile(r"^(?:RssAnon|RssShmem|VmPTE):\s+(\d+) kB$", re.MULTILINE)
+_STATUS = re.compile(r"^(?:RssAnon|VmPTE):\s+(\d+) kB$", re.MULTILINE)
 
 
-def used(pids: Iterable[int], proc: Path = Path("/proc")) -> int:
-    """Bytes of memory that these processes have for themselves: what they wrote, and page tables. What they share with the
-    snapshot's file is not in it."""
-    total = 0
+def used(pids: Iterable[int], vms: int = 0, proc: Path = Path("/proc")) -> int:
+    """Bytes of memory that these processes, with so many VMs in them, have for themselves: what they wrote, page tables, what the
+    kernel keeps. What they share, the snapshot most of all, is not in it."""
+    total = vms * KERNEL
     for pid in pids:
         try:
             text = (proc / str(pid) / "status").read_text()

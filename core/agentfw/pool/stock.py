@@ -20,6 +20,8 @@ from .groups import FAILURES, FALL, Group, GroupKey, Trouble
 
 EMPTY_SECONDS = 10.0
 """Cells without a VM are closed after it."""
+CLOSED_AT_ONCE = 4
+"""Cells."""
 EMPTY_CELLS = 4
 """Of these at most so many are kept."""
 QUIET_SECONDS = 15.0
@@ -78,6 +80,7 @@ class Stock:
         self._changed: set[Group] = set()
         """What `_fill()` has to look at."""
         self._waits: dict[User, Wait] = {}
+        self._few = asyncio.Semaphore(CLOSED_AT_ONCE)
         self._owners: dict[PoolCell, Group] = {}
         self._endings: set[asyncio.Task[None]] = set()
 
@@ -398,9 +401,13 @@ class Stock:
         self._kept = [vm for vm in self._kept if vm.cell is not cell]
 
     def _ending(self, cell: PoolCell) -> None:
-        task = self._loop.create_task(cell.close())
+        task = self._loop.create_task(self._end(cell))
         self._endings.add(task)
         task.add_done_callback(self._endings.discard)
+
+    async def _end(self, cell: PoolCell) -> None:
+        async with self._few:  # to take 64 VMs apart takes the kernel its time
+            await cell.close()
 
     @property
     def cells(self) -> int:
