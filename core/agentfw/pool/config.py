@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from ..config import path_beside
 from ..errors import ConfigError
+from ..sizes import parse_size, vm_memory
 from .jobs import DEFAULT_TEMPLATE, Isolation
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
@@ -94,6 +95,13 @@ class PoolConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
             for name in names:
                 if not _NAME.match(name):
                     raise ConfigError(what, f"`{name}` cannot be a name: letters, digits, `.`, `_`, `-`, at most 63")
+        if self.memory is not None and not parse_size(self.memory):
+            raise ConfigError("memory", f"`{self.memory}` is no size (write 8G)")
+        for name, template in self.templates.items():
+            try:
+                vm_memory(template.memory)
+            except ValueError as error:
+                raise ConfigError(f"templates.{name}.memory", f"`{template.memory}` {error}") from None
         if self.idle > self.size:
             raise ConfigError("idle", f"{self.idle} idle VMs in a pool of {self.size}")
         if self.listen is not None and self.token_file is None:
