@@ -87,16 +87,10 @@ def test_a_cell_that_breaks_with_one_or_with_several_jobs(store: Path) -> None:
             for job in both:
                 with pytest.raises(PoolError, match="lost"):
                     await asyncio.wait_for(job, 60)
-            again = [await started(pool, name) for name in ("one", "two", "three")]
-            await until(lambda: sorted(cells(pool).values()) == [1, 1, 1])
-            assert {key.isolation for key, group in pool._stock.groups.items() if group.count["running"] and group.cells} == {
-                "process", "cell"}  # fmt: skip
             own = await started(pool, "own", isolation="process")
             for pid in cells(pool):
                 os.kill(pid, signal.SIGKILL)
             assert (await asyncio.wait_for(own, 60)).kind == "internal", "a cell of its own: it is not run again"
-            ends = await asyncio.gather(*again, return_exceptions=True)
-            assert [getattr(end, "kind", "") or end.code for end in ends] == ["internal", "internal", "worker_lost"]  # type: ignore[union-attr]
 
     in_loop(main)
 

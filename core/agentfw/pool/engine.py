@@ -48,7 +48,6 @@ TRIM_PART = 0.25
 """Of the idle VMs that go each second in which memory is short ..."""
 TRIM_LEAST = 8
 """... at least so many."""
-SUSPECTS = 1000
 
 log = logging.getLogger("agentfw.pool")
 
@@ -91,8 +90,6 @@ class Engine:
         self._runs: dict[str, Run] = {}
         self._tasks: set[asyncio.Task[object]] = set()
         self._numbers = itertools.count(1)
-        self._suspects: dict[str, None] = {}
-        """Jobs that ran in a cell that broke: again, they get a cell of their own."""
         self._draining = False
         self._closed = False
         self._quiet = asyncio.Event()
@@ -193,7 +190,7 @@ class Engine:
             await self._templates.get(job.template)  # says which there are
         agent = Agent(f"{job_id}-{next(self._numbers)}", _name(job.name or job_id), _labels(job))
         run = Run(self._around, agent, job, self._limits(job), events)
-        return await self._registered(run, job_id, self._perform(run, job, job_id, stdin))
+        return await self._registered(run, job_id, self._perform(run, job, stdin))
 
     async def _registered(self, run: Run, job_id: str, body: Coroutine[None, None, JobResult]) -> JobResult:
         """While it runs it is known by its id."""
@@ -204,10 +201,6 @@ class Engine:
         self._tasks.add(task)
         try:
             return await body
-        except PoolError as error:
-            if error.code == "worker_lost":
-                self._suspect(job_id)
-            raise
         finally:
             run.dropped()
             self._tasks.discard(task)
@@ -215,15 +208,13 @@ class Engine:
             if not self._runs:
                 self._quiet.set()
 
-    async def _perform(self, run: Run, job: Job, job_id: str, stdin: AsyncIterator[bytes] | None) -> JobResult:
+    async def _perform(self, run: Run, job: Job, stdin: AsyncIterator[bytes] | None) -> JobResult:
         try:
             await self.runtime.admit(run.agent)
         except AgentfwError as error:
             self.runtime.note(run.agent, None, error)
             return run.over(ExitReport("internal", text=str(error)))
         isolation: Isolation = job.isolation or self._pool.isolation
-        if job_id in self._suspects:
-            isolation = "process"
         again = 1
         while True:
             try:
@@ -242,11 +233,6 @@ class Engine:
                 hint = getattr(error, "hint", "")
                 text = f"template `{job.template}`: {error}"
                 return run.over(ExitReport("internal", text=f"{text} ({hint})" if hint else text))
-
-    def _suspect(self, job_id: str) -> None:
-        self._suspects[job_id] = None
-        if len(self._suspects) > SUSPECTS:
-            del self._suspects[next(iter(self._suspects))]
 
     def _limits(self, job: Job) -> Limits:
         """What it asks for, the pool's as maxima."""

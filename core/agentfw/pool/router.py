@@ -350,9 +350,7 @@ class Router:
                     if getattr(pool, key) != getattr(self.pool, key):
                         raise config.error(f"pool.{key}", "needs a restart of the pool")
                 if pool.size < len(self.workers):
-                    raise config.error(
-                        "pool.size", f"fewer VMs than the {len(self.workers)} workers needs a restart of the pool"
-                    )
+                    raise config.error("pool.size", f"fewer VMs than the {len(self.workers)} workers needs a restart of the pool")
                 runtime.plugins.check(config)
             except ConfigError as error:
                 raise PoolError("bad_config", str(error), error.hint) from None
@@ -423,6 +421,8 @@ class Router:
         elif isinstance(message, Ended):
             self._release(worker, entry)
             if message.lost and self._may_again(entry):
+                # Its cell broke, and one of those in it is the reason: it does so alone, if it does it again.
+                entry.job = msgspec.structs.replace(entry.job, isolation="process")
                 self._again(entry)
             else:
                 self._end(entry, message.result)
