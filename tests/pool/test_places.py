@@ -33,6 +33,7 @@ def test_taken_bound_and_given_back(tmp_path: Path) -> None:
         place = SocketPlace.take(path)
         with place.bind() as sock:
             assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+            assert not refusal_of_a_client(path)
             with socket.socket(socket.AF_UNIX) as client:
                 client.connect(str(path))
                 assert sock.accept()[0].close() is None
@@ -41,6 +42,26 @@ def test_taken_bound_and_given_back(tmp_path: Path) -> None:
         place.close()
         place.close()
         assert list(path.parent.iterdir()) == [] and places.wait_until_free(path, 0)
+
+
+def refusal_of_a_client(path: Path) -> str:
+    directory = places.open_directory(path, make=False)
+    try:
+        places.check_socket(path, directory)
+        return ""
+    except PoolError as error:
+        assert error.code == "unavailable"
+        return str(error)
+    finally:
+        os.close(directory)
+
+
+def test_clients_are_told_of_a_pool_that_starts(tmp_path: Path) -> None:
+    place = SocketPlace.take(tmp_path / "s")
+    assert f"(pid {os.getpid()}) has not started yet" in refusal_of_a_client(tmp_path / "s")
+    place.close()
+    assert "no pool runs" in refusal_of_a_client(tmp_path / "s")
+    assert place.path == tmp_path / "s" and SocketPlace.take(tmp_path / "s").close() is None
 
 
 def test_what_a_killed_pool_left(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import json
 import logging
 import os
@@ -171,6 +172,8 @@ class _Process:
                     "pool.listen", f"cannot listen at {host}:{port}: {error.strerror or error}"
                 ) from None
             if not self._service.quiet:
+                if not _is_loopback(host):
+                    say(f"note: what is said to {host} is not encrypted, the token neither: put a TLS server before it")
                 say(f"listening at http://{host if ':' not in host else f'[{host}]'}:{chosen}")
         await api.listen_unix(place.bind())
 
@@ -307,6 +310,13 @@ def _listen(service: Service) -> tuple[str, int, bytes] | None:
         raise ConfigError("pool.listen", f"`{text}` is not HOST:PORT", hint="write `127.0.0.1:8700`, or `[::1]:8700`")
     assert file is not None  # PoolConfig says so
     return host, int(port), read_token(file)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 @contextlib.asynccontextmanager

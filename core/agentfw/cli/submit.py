@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -215,7 +216,7 @@ async def _followed(
 
     async def one(number: int) -> None:
         async with room:
-            info = await pool.submit(_copy(job, options, number))
+            info = await _surely(pool, _copy(job, options, number))
             ids.append(info.id)
             if interrupts.last is not None:  # it came too late for the signal
                 await pool.signal(info.id, 9 if interrupts.killed else interrupts.last)
@@ -259,6 +260,20 @@ async def _followed(
         return 128 + interrupts.last, None
     status = next((found for n in sorted(ends) if (found := result_of(ends[n]).status)), 0)
     return status, {"version": 1, "jobs": [rows[number] for number in sorted(rows)]} if options.as_json else None
+
+
+async def _surely(pool: HttpBackend, job: Job) -> JobInfo:
+    """Submit it; if we are told to end meanwhile, nobody will wait for it: it is killed if the pool has it."""
+    from .following import CANCEL_SECONDS, kill_all
+
+    asked = asyncio.ensure_future(pool.submit(job))
+    try:
+        return await asyncio.shield(asked)
+    except asyncio.CancelledError:
+        with contextlib.suppress(AgentfwError, TimeoutError):
+            async with asyncio.timeout(CANCEL_SECONDS):
+                await kill_all(pool, [(await asked).id])
+        raise
 
 
 def _plain(name: str) -> str:

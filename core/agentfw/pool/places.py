@@ -14,6 +14,7 @@ from pathlib import Path
 
 from .jobs import PoolError
 
+LOCK_TRIES = 10
 LONGEST_PATH = 107
 """Bytes of a Unix socket's path, unix(7)."""
 
@@ -92,6 +93,8 @@ def check_socket(path: Path, directory: int) -> None:
     try:
         found = os.stat(path.name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
+        if (pid := _holder(path, directory)) is not None:
+            raise PoolError("unavailable", f"the pool at {path} (pid {pid}) has not started yet, or is ending") from None
         raise _missing(path) from None
     except (OSError, ValueError) as error:
         raise _bad(f"{path}: {error}") from None
@@ -176,14 +179,9 @@ def _take_lock(path: Path, directory: int) -> int:
             found = os.fstat(lock)
             if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
                 raise _bad(f"{path}.lock is not a file of yours", "name another socket with `--socket`")
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                pid = os.pread(lock, 20, 0).decode("ascii", "replace").strip()
-                who = f" (pid {pid})" if pid.isdecimal() else ""
-                raise _bad(
-                    f"a pool has {path} already{who}", "use it, end it with `agentfw pool stop`, or name another `--socket`"
-                ) from None
+            if not _locked(lock):
+                hint = "use it, end it with `agentfw pool stop`, or name another `--socket`"
+                raise _bad(f"a pool has {path} already (pid {_pid(lock)})", hint)
             with contextlib.suppress(FileNotFoundError):
                 # The one before us may have removed it between open() and flock().
                 if os.stat(name, dir_fd=directory, follow_symlinks=False).st_ino == found.st_ino:
@@ -194,6 +192,36 @@ def _take_lock(path: Path, directory: int) -> int:
             os.close(lock)
             raise
         os.close(lock)
+
+
+def _locked(lock: int) -> bool:
+    """Clients that look whether there is a pool have it for a moment, too."""
+    for _ in range(LOCK_TRIES):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def _holder(path: Path, directory: int) -> str | None:
+    """Pid of the pool that has the lock, "?" if it has not said."""
+    try:
+        lock = os.open(_lock_name(path), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=directory)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return None
+    except BlockingIOError:
+        return _pid(lock)
+    finally:
+        os.close(lock)
+
+
+def _pid(lock: int) -> str:
+    pid = os.pread(lock, 20, 0).decode("ascii", "replace").strip()
+    return pid if pid.isdecimal() else "?"
 
 
 def wait_until_free(path: Path, seconds: float) -> bool:

@@ -98,7 +98,6 @@ def openapi() -> dict[str, Any]:
             "version": API_VERSION,
             "description": f"Every answer has the header `{VERSION_HEADER}`. Sizes are bytes, durations seconds, times seconds "
             "since the epoch; bytes in JSON are base64.",
-            "license": {"name": "as agentfw"},
         },
         "servers": [{"url": "http://localhost", "description": "over the pool's Unix socket, or its address and port"}],
         "security": [{}, {"token": []}],
