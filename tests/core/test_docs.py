@@ -23,6 +23,7 @@ from agentfw.config import RunConfig, load_config
 from agentfw.plugins import load_plugins
 from agentfw.plugins.limits import PluginsConfig
 from agentfw.pool.config import LimitsConfig, PoolConfig, TemplateConfig, TenantConfig
+from agentfw.pool.engine import EngineCounts
 from agentfw.testing import make_agent
 
 from .support import async_test, running
@@ -153,6 +154,14 @@ def test_the_counters_of_the_core_are_documented() -> None:
     files = [file for file in (DOCS.parent / "core/agentfw").rglob("*.py") if "mock_llm" not in file.parts]
     used = {match[1] or match[2] for file in files for match in counted.finditer(file.read_text())}
     assert counters("core") == used | {"flows_tcp", "flows_udp"}  # counted by kind
+
+
+def test_the_counters_of_a_pool_are_documented() -> None:
+    text = (DOCS.parent / "core/agentfw/pool/stock.py").read_text()
+    counted = {name for line in text.splitlines() if "self.counted[" in line for name in re.findall(r'"(\w+)"', line)}
+    gauges = {"running", "idle", "warming", "waiting", "cells", "memory"}
+    assert counters("pool") == counted | gauges
+    assert gauges == {*EngineCounts.__struct_fields__} - {"counters"}
 
 
 @async_test
