@@ -181,15 +181,10 @@ def test_ctrl_c_lets_jobs_end_and_the_second_kills_them(run: Run, start: Start) 
 
 
 def test_what_keeps_a_daemon_from_starting_is_told(run: Run, start: Start, tmp_path: Path) -> None:
-    (tmp_path / "bad.toml").write_text("[pool]\nsize = 4\nidel = 2\n")
     (tmp_path / "token").write_text("short\n")
     (tmp_path / "token").chmod(0o600)
     for arguments, said in (
-        (["--config", "bad.toml"], "bad.toml:3: pool.idel: unknown key"),
         (["--no-config", "--plugins", "polcy"], "unknown plugin `polcy`"),
-        (["--no-config", "--idle", "9", "--size", "2"], "9 idle VMs in a pool of 2"),
-        (["--no-config", "--listen", "127.0.0.1:0"], "TCP needs a token"),
-        (["--no-config", "--listen", "nowhere", "--token-file", "token"], "is not HOST:PORT"),
         (["--no-config", "--listen", "127.0.0.1:0", "--token-file", "token"], "a token is one line of at least"),
     ):
         done = run("pool", "start", "--daemon", *arguments)

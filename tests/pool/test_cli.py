@@ -238,11 +238,21 @@ def test_a_full_pool_says_how_many_it_took(pool: Pool, command: Command) -> None
         (["kill", "none"], 125, "no such job"),
         (["pool", "stop", "--now", "-t", "5"], 2, "--now"),
         (["pool", "strat"], 2, "strat"),
+        (["pool", "start", "--daemon", "--config", "bad.toml"], 125, "bad.toml:3: pool.idel: unknown key"),
+        (["pool", "start", "--no-config", "--idle", "9", "--size", "2"], 125, "9 idle VMs in a pool of 2"),
+        (["pool", "start", "--no-config", "--listen", "127.0.0.1:0"], 125, "TCP needs a token"),
+        (
+            ["pool", "start", "--no-config", "--plugins", "", "--listen", "nowhere", "--token-file", "a.txt"],
+            125,
+            "is not HOST:PORT",
+        ),
+        (["pool", "start", "--no-config", "--workers", "0"], 2, "workers"),
     ],
 )
 def test_mistakes(pool: Pool, command: Command, tmp_path: Path, arguments: list[str], status: int, said: str) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "a.txt").write_text("")
+    (tmp_path / "bad.toml").write_text("[pool]\nsize = 4\nidel = 2\n")
     done = command(*arguments)
     assert (done.status, done.out) == (status, b"") and said in done.err and done.err.startswith("error: "), done
     assert "Traceback" not in done.err and not pool.backend.runs

@@ -98,6 +98,7 @@ def start(
     first = load(again=False)
     chosen = names(plugins) if plugins is not None else chosen_plugins(first)
     service = Service(config=first, plugins=chosen, load=load, as_json=as_json, quiet=quiet, verbose=verbose)
+    service.listen()  # what is wrong with it is told before anything is started
     return in_background(service) if daemon else serve(service)
 
 

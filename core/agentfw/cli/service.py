@@ -67,6 +67,20 @@ class Service:
 
         return Path(self.pool.socket) if self.pool.socket is not None else default_socket()
 
+    def listen(self) -> tuple[str, int, bytes] | None:
+        """(host, port, token) of [pool] listen. ConfigError."""
+        from ..pool.guard import read_token
+
+        text, file = self.pool.listen, self.pool.token_file
+        if text is None:
+            return None
+        host, _, port = text.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not host or not port.isdecimal() or not port.isascii() or int(port) > 65535:
+            raise ConfigError("pool.listen", f"`{text}` is not HOST:PORT", hint="write `127.0.0.1:8700`, or `[::1]:8700`")
+        assert file is not None  # PoolConfig says so
+        return host, int(port), read_token(file)
+
 
 def serve(service: Service, ready: Ready | None = None, warm: Warm | None = None, tidy: Callable[[], None] | None = None) -> int:
     """Run it to its end; the exit status. `ready` is told once that it is; `warm`: how many VMs wait already, of how many;
@@ -118,7 +132,7 @@ class _Process:
         from ..pool.router import Router
 
         service = self._service
-        listen = _listen(service)
+        listen = service.listen()
         self._task = asyncio.current_task()
         place = SocketPlace.take(service.socket)
         api: ApiServer | None = None
@@ -295,21 +309,6 @@ class _Process:
 async def _count(router: Router) -> int:
     info: PoolInfo = await router.describe()
     return info.running + info.queued
-
-
-def _listen(service: Service) -> tuple[str, int, bytes] | None:
-    """(host, port, token) of [pool] listen. ConfigError."""
-    from ..pool.guard import read_token
-
-    text, file = service.pool.listen, service.pool.token_file
-    if text is None:
-        return None
-    host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdecimal() or not port.isascii() or int(port) > 65535:
-        raise ConfigError("pool.listen", f"`{text}` is not HOST:PORT", hint="write `127.0.0.1:8700`, or `[::1]:8700`")
-    assert file is not None  # PoolConfig says so
-    return host, int(port), read_token(file)
 
 
 def _is_loopback(host: str) -> bool:
