@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from agentfw.pool import api, wire
+from agentfw.pool import api, places, wire
 from agentfw.pool.client import HttpBackend
 from agentfw.pool.jobs import Job, Limits, PoolError
 
@@ -228,6 +228,15 @@ async def test_a_stream_without_output_has_a_heartbeat(tmp_path: Path, monkeypat
         await pool.client.feed(info.id, b"", end=True)
         assert await stream == b"end\n"
         writer.close()
+
+
+@async_test
+async def test_a_crowd_that_comes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than may wait in the socket's queue: each gets its turn."""
+    monkeypatch.setattr(places, "BACKLOG", 8)
+    async with served(tmp_path / "s") as pool:
+        answers = await asyncio.gather(*(pool.client.describe() for _ in range(300)))
+        assert {each.state for each in answers} == {"ready"}
 
 
 @async_test

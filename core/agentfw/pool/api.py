@@ -20,6 +20,7 @@ from aiohttp import web
 from .backend import Backend
 from .guard import HEADERS, Connection, Listener
 from .jobs import Job, JobInfo, Output, PoolError
+from .places import BACKLOG
 from .routes import ROUTES, Route, openapi
 from .wire import (
     API_VERSION,
@@ -85,7 +86,7 @@ class ApiServer:
         """-> the port. OSError."""
         loop = asyncio.get_running_loop()
         listener = Listener.tcp(host, token)
-        server = await loop.create_server(lambda: Connection(listener, self._runner.server, loop), host, port, backlog=256)
+        server = await loop.create_server(lambda: Connection(listener, self._runner.server, loop), host, port, backlog=BACKLOG)
         self._servers.append(server)
         return int(server.sockets[0].getsockname()[1])
 

@@ -6,12 +6,14 @@ Nothing is sent twice and nothing is reconnected: what fails raises PoolError, w
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import socket
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 import aiohttp
@@ -44,6 +46,7 @@ SLICE = min(60.0, LONGEST_WAIT)
 """Seconds of one request of a wait that has no end."""
 MAX_ANSWER = 256 << 20
 FEED_PIECE = 1 << 20
+QUEUE_PAUSE = 0.01
 START = "start one with `agentfw pool start`"
 
 
@@ -253,7 +256,7 @@ class HttpBackend:
                 os.close(directory)
                 raise
             self._directory = directory
-            connector = aiohttp.UnixConnector(path=name, keepalive_timeout=5.0, limit=0)
+            connector = _Unix(path=name, keepalive_timeout=5.0, limit=0)
         else:
             connector = aiohttp.TCPConnector(keepalive_timeout=5.0, limit=0)
         self._session = aiohttp.ClientSession(
@@ -270,6 +273,33 @@ class HttpBackend:
 
     def _foreign(self, what: str) -> PoolError:
         return PoolError("unavailable", f"what answers at {self._where} is no pool of ours: {what}")
+
+
+class _Unix(aiohttp.UnixConnector):
+    """connect() to a Unix socket whose queue is full fails with EAGAIN, unix(7); asyncio takes that for a connection that comes."""
+
+    async def _create_connection(self, req: Any, traces: Any, timeout: aiohttp.ClientTimeout) -> Any:  # noqa: ASYNC109  # aiohttp's
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        made.setblocking(False)
+        try:
+            async with asyncio.timeout(timeout.sock_connect):
+                while True:
+                    try:
+                        made.connect(self.path)
+                        break
+                    except BlockingIOError:
+                        await asyncio.sleep(QUEUE_PAUSE)
+            _, protocol = await asyncio.get_running_loop().create_unix_connection(self._factory, sock=made)
+            return protocol
+        except TimeoutError:
+            made.close()
+            raise aiohttp.ServerTimeoutError("connect") from None
+        except OSError as error:
+            made.close()
+            raise aiohttp.ClientConnectorError(req.connection_key, error) from error
+        except BaseException:
+            made.close()
+            raise
 
 
 def _path(job_id: str, what: str = "") -> str:

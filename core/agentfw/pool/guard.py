@@ -25,8 +25,8 @@ from .wire import API_VERSION, VERSION_HEADER, ErrorBody
 
 log = logging.getLogger("agentfw.pool.api")
 
-CONNECTIONS = 1024
-"""At once, of each listener."""
+CONNECTIONS = 8192
+"""At once, of each listener: two for each job that a client follows."""
 IDLE = 15.0
 """Seconds within which a connection must have sent the head of its next request."""
 UNREAD = 2.0

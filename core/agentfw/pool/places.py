@@ -14,6 +14,8 @@ from pathlib import Path
 
 from .jobs import PoolError
 
+BACKLOG = 4096
+"""Connections that wait to be accepted: a fleet's clients come all at once."""
 LOCK_TRIES = 10
 LONGEST_PATH = 107
 """Bytes of a Unix socket's path, unix(7)."""
@@ -138,7 +140,7 @@ class SocketPlace:
         try:
             os.fchmod(made.fileno(), 0o600)  # what the file will have, from its beginning: unix_bind() takes it from here
             made.bind(reachable(self.path, self._directory))
-            made.listen(256)
+            made.listen(BACKLOG)
             made.setblocking(False)
             found = os.stat(name, dir_fd=self._directory, follow_symlinks=False)
             self._bound = (found.st_dev, found.st_ino)
