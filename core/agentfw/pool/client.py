@@ -276,7 +276,7 @@ class HttpBackend:
 
 
 class _Unix(aiohttp.UnixConnector):
-    """connect() to a Unix socket whose queue is full fails with EAGAIN, unix(7); asyncio takes that for a connection that comes."""
+    """connect() to a Unix socket with a full queue fails with EAGAIN, unix(7); asyncio takes that for a connection that comes."""
 
     async def _create_connection(self, req: Any, traces: Any, timeout: aiohttp.ClientTimeout) -> Any:  # noqa: ASYNC109  # aiohttp's
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
