@@ -51,6 +51,31 @@ async def test_output_flows_while_it_runs_and_from_where_one_asks(local: bool) -
 
 @BOTH
 @pool_test
+async def test_input_that_is_not_read_waits_and_is_bounded(local: bool) -> None:
+    async with running(local=local, workers=1) as router:
+        info = await router.submit(job(["sleep", 60], interactive=True))
+        refused = 0
+        for _ in range(40):  # clients that give up, again and again
+            try:
+                async with asyncio.timeout(0.02 if refused else 0.1):
+                    await router.feed(info.id, bytes(1 << 18))
+            except TimeoutError:
+                pass
+            except PoolError as error:
+                assert error.code == "unavailable"
+                refused += 1
+        # Within one process a question that nobody waits for is given up itself.
+        assert (refused or local) and (await router.info(info.id)).state == "running"
+        await router.signal(info.id, 9)
+        assert _end(await router.wait(info.id)) == ("killed", 0)
+        info = await router.submit(job(["sleep", 0.2], ["cat"], interactive=True))
+        await router.feed(info.id, bytes(3 << 20), end=True)  # more than is kept: it waits for the program
+        await router.wait(info.id)
+        assert len(await stdout(router, info.id)) == 3 << 20
+
+
+@BOTH
+@pool_test
 async def test_more_jobs_than_vms_wait_and_all_is_told_before_the_end(local: bool) -> None:
     async with running(local=local, size=4) as router:
         size = 300_000

@@ -68,7 +68,7 @@ class Stop(_Message, frozen=True):
 
 
 class Feed(_Message, frozen=True):
-    """Question; answered with Done when there is room for more."""
+    """Question; answered with Done when it has been taken."""
 
     run: str
     data: bytes

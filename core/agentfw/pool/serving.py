@@ -50,29 +50,41 @@ PIECE = 64 << 10
 INPUT = 256 << 10
 """Bytes of standard input that wait for the program."""
 
+FEEDERS = 16
+"""Questions of a job that wait for its program to read."""
+
 log = logging.getLogger("agentfw.pool")
 
 
 class _Input:
-    """Standard input of a job that stays open: what it began with, then what comes."""
+    """Standard input of a job that stays open, after what it began with."""
 
-    def __init__(self, first: bytes) -> None:
-        self._parts = [first] if first else []
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
         self._ended = False
+        self._waiting = 0
         self._more = asyncio.Event()
         self._room = asyncio.Event()
 
     async def feed(self, data: bytes, end: bool) -> None:
-        """Returns when there is room for more."""
+        """Returns when it has been taken."""
+        if self._ended:
+            raise PoolError("unsupported", "its standard input has ended")
+        if self._waiting >= FEEDERS:  # of some of them nobody waits for the answer any more
+            raise PoolError("unavailable", "its program does not read its standard input", "try again later")
+        self._waiting += 1
+        try:
+            while sum(map(len, self._parts)) >= INPUT:
+                self._room.clear()
+                await self._room.wait()
+        finally:
+            self._waiting -= 1
         if self._ended:
             raise PoolError("unsupported", "its standard input has ended")
         if data:
             self._parts.append(data)
         self._ended = end
         self._more.set()
-        while sum(map(len, self._parts)) > INPUT and not self._ended:
-            self._room.clear()
-            await self._room.wait()
 
     def end(self) -> None:
         """Nobody reads any more."""
@@ -127,7 +139,10 @@ class Serving:
 
     def event(self, message: Any) -> None:
         if isinstance(message, Run):
-            self._begin(self._run(message.run, message.job))
+            source = _Input() if message.job.interactive else None
+            if source is not None:
+                self._inputs[message.run] = source  # it may be fed at once
+            self._begin(self._run(message.run, message.job, source))
         elif isinstance(message, Signal):
             # In a later turn, as the run that it is for may have come just now, and begins in one.
             asyncio.get_running_loop().call_soon(self._signal, message.run, message.number)
@@ -219,15 +234,12 @@ class Serving:
         if self._engine is not None:
             self._engine.signal(run, number)
 
-    async def _run(self, run: str, job: Job) -> None:
-        source: _Input | None = None
-        if job.interactive:
-            source = self._inputs[run] = _Input(b"")
+    async def _run(self, run: str, job: Job, source: _Input | None) -> None:
         try:
             await self._tell_end(run, self._engine.run(job, run, _Events(self.channel, run), source and source.read()))
         finally:
+            self._inputs.pop(run, None)
             if source is not None:
-                del self._inputs[run]
                 source.end()
 
     async def _tell_end(self, run: str, running: Any) -> None:
