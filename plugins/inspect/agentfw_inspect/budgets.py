@@ -27,11 +27,21 @@ log = logging.getLogger("agentfw.inspect")
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What one budget counts, for one agent. `key` is the same for all who share it."""
+    """What one budget counts, for one agent; `whose` is the same for all who share it. `others`: what the other workers of a pool
+    counted for it, as far as is known."""
 
     budget: Budget
     whose: str
     totals: Totals
+    others: Totals | None = None
+
+    @property
+    def used(self) -> float:
+        return self.budget.used(self.totals) + (self.budget.used(self.others) if self.others else 0)
+
+    def reserved(self, asked: bool) -> float:
+        of = self.budget.asked if asked else self.budget.reserved
+        return of(self.totals) + (of(self.others) if self.others else 0)
 
 
 class Budget:
@@ -92,11 +102,11 @@ class Warden:
         """Denied if a budget of this agent's has nothing left. `asked`: the call was let in before, for what its head said, and
         now its request has been read: those before it that were count. Else many could be let in by their heads alone."""
         for account in accounts:
-            budget, totals = account.budget, account.totals
+            budget = account.budget
             if asked and budget.name == "calls":
                 continue
-            used = budget.used(totals)
-            reserved = budget.asked(totals) if asked else budget.reserved(totals)
+            used = account.used
+            reserved = account.reserved(asked)
             if used + reserved < budget.limit:
                 continue
             waiting = f", and {_number(reserved)} for calls in flight" if reserved else ""
@@ -109,7 +119,7 @@ class Warden:
         """Tell of budgets that are nearly or all used, once for each."""
         for account in accounts:
             budget = account.budget
-            used = budget.used(account.totals)
+            used = account.used
             if used < budget.limit * WARN_AT:
                 continue
             level = 100 if used >= budget.limit else int(WARN_AT * 100)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from agentfw import Agent, Denied, Destination, ExitReport, Headers, RequestHead, ResponseHead, hookimpl
 from agentfw.model_calls import ModelCall
 from agentfw.reports import ExchangeReport, Table, shown
 from agentfw.runtime import Runtime
 
-from . import budgets
+from . import budgets, pool
 from .bodies import CHARACTERS_A_TOKEN, RequestWatch, ResponseWatch, Room
 from .budgets import Account, Warden
 from .config import Config
@@ -106,6 +106,8 @@ class Plugin:
         self._accounts: dict[str, tuple[Account, ...]] = {}
         """By agent's id."""
         self._warden = Warden()
+        self._sharing: pool.Sharing | None = None
+        self._ledger = pool.Ledger()
         self._live: dict[int, _Live] = {}
         """By exchange."""
         self._run = Totals()
@@ -139,6 +141,17 @@ class Plugin:
     def start(self, runtime: Runtime) -> None:
         self._warden.runtime = runtime
         self._clock = runtime.loop.time
+        if runtime.pool is not None:
+            self._sharing = pool.Sharing(runtime.pool)
+
+    @hookimpl
+    async def stop(self) -> None:
+        if self._sharing is not None:
+            await self._sharing.stop()
+
+    async def answer_pool(self, body: bytes) -> bytes:
+        """In the router of a pool: what a worker counted for budgets, for what the others did."""
+        return self._ledger.answer(body)
 
     # -- an exchange
 
@@ -154,7 +167,19 @@ class Plugin:
             raise Denied(account.budget.rule, f"{what}: nothing else can be counted", self.name)
 
     @hookimpl
-    def request(self, agent: Agent, destination: Destination, head: RequestHead) -> None:
+    def request(self, agent: Agent, destination: Destination, head: RequestHead) -> Awaitable[None] | None:
+        shared = self._shared_by(agent) if self._sharing is not None and self._routes.covers(destination) else ()
+        if shared:
+            return self._in_pool(agent, destination, head, shared)
+        self._request(agent, destination, head)
+        return None
+
+    async def _in_pool(self, agent: Agent, destination: Destination, head: RequestHead, shared: tuple[Account, ...]) -> None:
+        assert self._sharing is not None
+        await self._sharing.refresh(shared)
+        self._request(agent, destination, head)
+
+    def _request(self, agent: Agent, destination: Destination, head: RequestHead) -> None:
         call = self._routes.match(destination, head.method, head.target)
         if head.upgrade is not None and self._budgets and self._routes.covers(destination):
             self._uncounted(agent, f"{destination.host} may not switch protocols")
@@ -255,6 +280,8 @@ class Plugin:
             row.add(call, latency, first)
         if self._budgets:
             self._warden.watch(agent, self._accounts_of(agent))
+            if self._sharing is not None:
+                self._sharing.tell(self._shared_by(agent))
         if self._warden.runtime is not None:
             self._warden.runtime.plugins.model_call(agent, call)
 
@@ -352,12 +379,19 @@ class Plugin:
 
     def _account(self, budget: budgets.Budget, agent: Agent) -> Account:
         if budget.per == "run":
-            return Account(budget, "all agents", self._run)
+            return Account(budget, "all agents", self._run, self._others())
         if budget.per == "agent":
             return Account(budget, agent.name, self._agents.get(agent.id))
         name = budget.per[6:]
         whose = f"{name}={agent.labels[name]}"
-        return Account(budget, whose, self._labels.get(whose))
+        return Account(budget, whose, self._labels.get(whose), self._others())
+
+    def _others(self) -> Totals | None:
+        return None if self._sharing is None else Totals()
+
+    def _shared_by(self, agent: Agent) -> tuple[Account, ...]:
+        """Its accounts that agents in other workers have, too."""
+        return tuple(account for account in self._accounts_of(agent) if account.others is not None)
 
     def _label_may_fold(self, row: str) -> bool:
         """Not if a budget counts by it: that would be forgotten."""
