@@ -150,6 +150,18 @@ def test_killed_outright_and_started_again(run: Run, start: Start, tmp_path: Pat
     second = start("pool", "start", *SMALL)
     ready(second)
     assert run("submit", "--wait", "-c", "print(2)").stdout == "2\n"
+
+    # A worker that is killed is replaced; a job of its ends as lost, or begins again if it may.
+    lost, again = start("submit", "--wait", "-c", FOREVER), start("submit", "--wait", "--retries", "1", "-c", FOREVER)
+    assert line(lost) == line(again) == "up\n"
+    (worker,) = json.loads(run("pool", "status", "--json").stdout)["pool"]["workers"]
+    os.kill(worker["pid"], signal.SIGKILL)
+    assert lost.wait(20) == 125 and "worker" in line(lost, "stderr")
+    assert line(again) == "up\n"
+    assert json.loads(run("ps", "--json").stdout)["jobs"][0]["attempt"] == 2
+    assert run("kill", "--all").returncode == 0 and again.wait(20) == 137
+    (replaced,) = json.loads(run("pool", "status", "--json").stdout)["pool"]["workers"]
+    assert (replaced["state"], replaced["restarts"]) == ("ready", 1) and replaced["pid"] != worker["pid"]
     second.send_signal(signal.SIGTERM)
     assert second.wait(20) == 0
 
