@@ -66,7 +66,14 @@ def default_environment() -> dict[str, str]:
 
 #: For the C library of a starting template only; agents do not see it. With one vCPU a second malloc arena is of no use, and each
 #: costs a chunk (32 MiB) of the memory limit: eight of them leave a program with threads half of the default 512 MiB.
-_START_ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1"}
+#: And no CPU features beyond the baseline of guests (vmm/native/cell/needs.h): eight of the 38 `cpuid` instructions in ld.so have
+#: no place for a jump, and where KVM cannot hide features (pvm) they see the CPU's own. A snapshot is to run on another CPU, too,
+#: and a memset() with AVX-512 is SIGILL there. The same for OpenSSL: AVX-512, ADX, SHA, VAES, VPCLMULQDQ of cpuid's leaf 7.
+_BEYOND = ("AVX512F", "AVX512VL", "AVX512BW", "AVX512DQ", "AVX512CD", "AVX512ER", "AVX512PF", "XSAVEC", "RTM", "FMA4")
+_START_ENVIRONMENT = {
+    "GLIBC_TUNABLES": "glibc.malloc.arena_max=1:glibc.cpu.hwcaps=" + ",".join(f"-{name}" for name in _BEYOND),
+    "OPENSSL_ia32cap": ":~0x00005f42fc2b0000",
+}
 
 
 def template_environment(env: Mapping[str, str]) -> dict[str, str]:
