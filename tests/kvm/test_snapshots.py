@@ -6,6 +6,7 @@ import json
 import struct
 from pathlib import Path
 
+import iced_x86 as ix
 import pytest
 from agentfw_vmm import _lib
 
@@ -146,3 +147,29 @@ def test_a_pools_template_may_be_one(
         template_of(TemplateConfig(snapshot="plain", preload=("cmd",)), RunConfig())
     with pytest.raises(TemplateError, match="no snapshot"):
         template_of(TemplateConfig(snapshot="other"), RunConfig())
+
+
+CHOSEN = """
+import ctypes
+libc = ctypes.CDLL(None)
+for name in ('memset', 'memcpy', 'memmove', 'memchr', 'memcmp', 'strlen', 'strchr', 'strcmp', 'strcpy', 'strnlen', 'wcslen'):
+    at = ctypes.cast(getattr(libc, name), ctypes.c_void_p).value
+    print(name, ctypes.string_at(at, 256).hex())
+"""
+
+
+def test_a_template_uses_no_cpu_feature_beyond_the_baseline(agentfw: Agentfw) -> None:
+    """What the C library chose: code that any host of snapshots has. (Where the CPU has AVX-512; elsewhere it cannot fail.)"""
+    ran = agentfw("run", "-q", "--no-config", "-c", CHOSEN)
+    assert ran.returncode == 0, ran.stderr
+    rows = [line.split() for line in ran.stdout.splitlines()]
+    assert len(rows) == 11
+    for name, code in rows:
+        decoder = ix.Decoder(64, bytes.fromhex(code))
+        encodings = [instruction.encoding for instruction in [decoder.decode() for _ in range(30)]]
+        assert ix.EncodingKind.EVEX not in encodings, name
+
+
+def test_an_agent_does_not_see_how_its_template_started(agentfw: Agentfw) -> None:
+    code = "import os; print([name for name in os.environ if name.startswith(('GLIBC', 'OPENSSL'))])"
+    assert agentfw("run", "-q", "--no-config", "-c", code).stdout == "[]\n"
