@@ -1,26 +1,28 @@
 /* Hot pages: those that a run out of this snapshot writes whatever the program is (interpreter, bootstrap, stacks).
  *
- * A restored VM pays 4 to 17 us for each first write to a page (a copy-on-write fault through KVM's shadow MMU), 1.5 to 3 us if the
- * host populated it before (bench/fleet_vms.py restore: 700 such pages). So one rehearsal run records which pages became private,
- * by /proc/self/pagemap, and later cells populate them as they restore.
+ * A VM pays 15 to 24 us for each first write to a page (a copy-on-write fault through KVM's shadow MMU), 1.5 to 3 us if the host
+ * populated it before. So a rehearsal records which pages become private, by /proc/self/pagemap, and later cells populate them: those
+ * written until the VM waits for its job as it is restored, the others when its job comes, since a VM that waits is to be small.
  */
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 #include "machine.h"
 
-#define RUNS 8192                                /* of consecutive pages */
+#define RUNS 8192                                /* of consecutive pages, in both sets */
 #define PM_PRESENT (1ull << 63)
 #define PM_FILE (1ull << 61)                     /* page of a file or shared: not copied yet */
+#define CHUNK_PAGES (AFW_CHUNK / PAGE)
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23                   /* Linux 5.14 */
 #endif
 
+/* In the file: those of the first set, one with count 0, those of the second. */
 struct run {
     uint32_t page, count;
 };
 static struct run *hot;
-static uint32_t n_hot;
+static uint32_t n_hot, n_first;
 
 /* A damaged list only costs time: what of it makes no sense is left out. */
 void hot_load(int fd)
@@ -29,48 +31,112 @@ void hot_load(int fd)
     if ((hot = malloc(RUNS * sizeof *hot)))
         n = pread(fd, hot, RUNS * sizeof *hot, 0);
     for (ssize_t i = 0; i < n / (ssize_t)sizeof *hot; i++) {
-        if (hot[i].page >= AFW_SYS / PAGE && hot[i].page < PAGES_IN_SPACE && hot[i].count && hot[i].count <= PAGES_IN_SPACE - hot[i].page)
+        if (!hot[i].count)
+            n_first = n_hot;
+        else if (hot[i].page >= AFW_SYS / PAGE && hot[i].page < PAGES_IN_SPACE && hot[i].count <= PAGES_IN_SPACE - hot[i].page)
             hot[n_hot++] = hot[i];
     }
 }
 
-void hot_populate(struct machine *m, const uint64_t *chunks)
+static void populate(struct machine *m, const struct run *r, uint32_t n, const uint64_t *chunks)
 {
-    for (uint32_t i = 0; i < n_hot; i++) {
-        uint64_t gva = hot[i].page * PAGE, size = hot[i].count * PAGE;
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t gva = r[i].page * PAGE, size = r[i].count * PAGE;
         uint64_t a = gva / AFW_CHUNK, b = (gva + size - 1) / AFW_CHUNK;
         if (chunks[a / 64] >> a % 64 & chunks[b / 64] >> b % 64 & 1 && b - a <= 1)   /* else: they fault as they are touched */
             madvise(m->vm.mem + gva, size, MADV_POPULATE_WRITE);
     }
 }
 
-void hot_record(struct machine *m)
+void hot_restored(struct machine *m, const uint64_t *chunks)
 {
-    static bool done;                            /* the rehearsal has one runner and one VM */
-    if (done || cell.config.hot_out < 0 || cell.pagemap_fd < 0)
+    populate(m, hot, n_first, chunks);
+    m->hot_due = n_hot > n_first;
+}
+
+void hot_job(struct machine *m, bool certain)
+{
+    /* The worker's words; a guest that made them up would only be given its own memory. */
+    const volatile struct afw_flow *f = &m->vm.window->flow[AFW_FLOW_JOB];
+    if (!m->hot_due || (!certain && f->rx_head == f->rx_tail))
         return;
-    done = true;
-    struct run *runs = calloc(RUNS, sizeof *runs);
-    uint64_t *entry = malloc(AFW_CHUNK / PAGE * sizeof *entry);
-    uint32_t n = 0;
-    for (uint64_t c = 0; runs && entry && c < CHUNKS; c++) {
+    m->hot_due = false;
+    populate(m, hot + n_first, n_hot - n_first, m->vm.chunks);
+}
+
+/* ---- the rehearsal, of one runner and one VM ---- */
+
+static uint64_t *waiting;                        /* bit a page: private when the VM waited for its job */
+static bool recorded;
+
+static void each_private(struct machine *m, void (*visit)(uint32_t page, void *arg), void *arg)
+{
+    uint64_t *entry = malloc(CHUNK_PAGES * sizeof *entry);
+    for (uint64_t c = 0; entry && c < CHUNKS; c++) {
         if (!memory_committed(m, c * AFW_CHUNK, AFW_CHUNK))
             continue;
-        uint64_t first = ((uintptr_t)m->vm.mem + c * AFW_CHUNK) / PAGE, want = AFW_CHUNK / PAGE * sizeof *entry;
+        uint64_t first = ((uintptr_t)m->vm.mem + c * AFW_CHUNK) / PAGE, want = CHUNK_PAGES * sizeof *entry;
         if (pread(cell.pagemap_fd, entry, want, (off_t)(first * sizeof *entry)) != (ssize_t)want)
             break;
-        for (uint32_t i = 0; i < AFW_CHUNK / PAGE; i++) {
-            uint32_t page = (uint32_t)(c * AFW_CHUNK / PAGE + i);
-            if ((entry[i] & (PM_PRESENT | PM_FILE)) != PM_PRESENT || page < AFW_SYS / PAGE)
-                continue;
-            if (n && runs[n - 1].page + runs[n - 1].count == page)
-                runs[n - 1].count++;
-            else if (n < RUNS)
-                runs[n++] = (struct run){page, 1};
+        for (uint32_t i = 0; i < CHUNK_PAGES; i++) {
+            uint32_t page = (uint32_t)(c * CHUNK_PAGES + i);
+            if ((entry[i] & (PM_PRESENT | PM_FILE)) == PM_PRESENT && page >= AFW_SYS / PAGE)
+                visit(page, arg);
         }
     }
-    if (n && pwrite(cell.config.hot_out, runs, n * sizeof *runs, 0) != (ssize_t)(n * sizeof *runs))
-        (void)!ftruncate(cell.config.hot_out, 0);
     free(entry);
-    free(runs);
+}
+
+static bool rehearsed(void)
+{
+    return cell.config.hot_out >= 0 && cell.pagemap_fd >= 0 && !recorded;
+}
+
+static void mark(uint32_t page, void *arg)
+{
+    (void)arg;
+    waiting[page / 64] |= 1ull << page % 64;
+}
+
+void hot_parked(struct machine *m)
+{
+    if (waiting || !rehearsed() || !m->restored || !(waiting = calloc(PAGES_IN_SPACE / 64, sizeof *waiting)))
+        return;
+    each_private(m, mark, 0);
+}
+
+struct list {
+    struct run *run;
+    uint32_t n;
+    bool first;                                  /* which set is gathered */
+};
+
+static void gather(uint32_t page, void *arg)
+{
+    struct list *l = arg;
+    bool first = waiting && waiting[page / 64] >> page % 64 & 1;
+    if (first != l->first)
+        return;
+    if (l->n && l->run[l->n - 1].count && l->run[l->n - 1].page + l->run[l->n - 1].count == page)
+        l->run[l->n - 1].count++;
+    else if (l->n < RUNS)
+        l->run[l->n++] = (struct run){page, 1};
+}
+
+void hot_record(struct machine *m)
+{
+    struct list l = {.run = calloc(RUNS, sizeof *l.run), .first = true};
+    if (!rehearsed() || !l.run) {
+        free(l.run);
+        return;
+    }
+    recorded = true;
+    each_private(m, gather, &l);
+    l.first = false;
+    if (l.n < RUNS)
+        l.run[l.n++] = (struct run){0, 0};
+    each_private(m, gather, &l);
+    if (pwrite(cell.config.hot_out, l.run, l.n * sizeof *l.run, 0) != (ssize_t)(l.n * sizeof *l.run))
+        (void)!ftruncate(cell.config.hot_out, 0);
+    free(l.run);
 }

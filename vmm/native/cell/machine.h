@@ -157,6 +157,7 @@ struct machine {
     enum run_state state;
     bool template, restored;
     bool slice_over;                             /* look whether an upcall is due before the next entry */
+    bool hot_due;                                /* hot pages of a job are not populated yet */
     bool exit_owed;                              /* ended, but the event queue was full */
     bool ruled, rules_owed;                      /* has got its rules, or will get none; AFW_EV_RULES is due, but the queue was full */
     bool io_pending;                             /* last exit was KVM_EXIT_IO and KVM has not completed it yet */
@@ -327,8 +328,10 @@ void huge_pages(struct machine *m, const struct snapshot *s);   /* before there 
 
 /* ---- hot.c ---- */
 void hot_load(int fd);                           /* before the jail */
-void hot_populate(struct machine *m, const uint64_t *chunks);   /* those that are backed */
-void hot_record(struct machine *m);              /* before the VM is closed */
+void hot_restored(struct machine *m, const uint64_t *chunks);   /* before there are memslots: KVM need not be told. chunks: those that are backed */
+void hot_job(struct machine *m, bool certain);   /* its job is there, or looked for */
+void hot_parked(struct machine *m);              /* in a rehearsal: the VM waits */
+void hot_record(struct machine *m);              /* and ends; before it is closed */
 
 /* ---- clock.c ---- */
 void clock_setup(uint32_t tsc_khz);

@@ -311,7 +311,8 @@ static int map_memory(struct machine *m, const struct snapshot *s)
     }
     if (!s->vm)
         huge_pages(m, s);
-    hot_populate(m, h->commit_chunks);           /* before there are memslots: KVM need not be told */
+    hot_restored(m, h->commit_chunks);
+    m->hot_due &= !s->vm;                        /* a copy has its job */
     for (uint32_t i = 0; i < n; i++) {
         int e = memory_slot(m, from[i], to[i]);
         if (e)

@@ -348,6 +348,8 @@ static void obey(struct runner *r, const struct afw_command *c)
         late_rules(m, c->b);
         tell_ruled(r, m);
         runner_notify(r);                        /* before another VM runs: a job waits for it */
+        if (vm_lives(m))
+            hot_job(m, true);                    /* while the worker sends that */
         return;
     default:
         fprintf(stderr, "agentfw-cell: unknown command %u\n", c->type);

@@ -23,6 +23,8 @@
 #define LAZY_BEFORE 16               /* pages around a return address */
 #define LAZY_AFTER 8
 #define SEEN 256                     /* return addresses remembered, a VM */
+#define UNSAFE 32                    /* and sites without a safe window, a runner */
+#define CONTEXT 24                   /* bytes on both sides of a return address that tell whether it is the same site */
 
 struct request {
     struct vm *vm;                   /* 0: gone or its code is; the answer is thrown away */
@@ -40,6 +42,11 @@ static __thread struct {
     struct request current;          /* in the worker's hands if id != 0 */
     uint8_t *copy;                   /* of the current MEMORY or LAZY request: such code may change before the answer */
     uint64_t last_id;
+    struct {
+        uint64_t rip;
+        uint8_t code[2 * CONTEXT];
+    } unsafe[UNSAFE];                /* all VMs of a snapshot have the same ones: the worker is asked once */
+    unsigned n_unsafe;
 } R;
 
 struct todo {
@@ -367,6 +374,27 @@ static void looked_at(struct vm *vm, uint64_t gva, uint64_t len)
             vm->sites->seen[i].count = 0;
 }
 
+static void remember_unsafe(const struct request *r)
+{
+    uint64_t at = r->lazy_rip - r->gva;
+    if (at < CONTEXT || at > r->len || r->len - at < CONTEXT || !R.copy)
+        return;
+    unsigned i = R.n_unsafe++ % UNSAFE;
+    R.unsafe[i].rip = r->lazy_rip;
+    memcpy(R.unsafe[i].code, R.copy + at - CONTEXT, sizeof R.unsafe[i].code);
+}
+
+/* Wrong only where a guest made it so that more of the code differs than is compared: the site goes by the backstop then. */
+static int known_unsafe(struct vm *vm, uint64_t rip)
+{
+    uint8_t code[2 * CONTEXT];
+    for (unsigned i = 0; i < UNSAFE && i < R.n_unsafe; i++) {
+        if (R.unsafe[i].rip == rip && !guest_read(vm, code, rip - CONTEXT, sizeof code) && !memcmp(code, R.unsafe[i].code, sizeof code))
+            return 1;
+    }
+    return 0;
+}
+
 void sites_answer(struct vm *vm, uint64_t request, uint64_t count)
 {
     struct request *r = &R.current;
@@ -388,6 +416,8 @@ void sites_answer(struct vm *vm, uint64_t request, uint64_t count)
         vm->shm->sites_refused += refused;
         if (r->kind != AFW_SITES_LAZY)
             looked_at(vm, r->gva, r->len);
+        else if (!count && refused)
+            remember_unsafe(r);
         apply(vm);
     }
     current_done();
@@ -425,7 +455,9 @@ void sites_backstop(struct vm *vm)
         return;
     struct seen *e = seen_slot(s, rip);
     e->rip = rip;
-    if (e->count < 3 && ++e->count == 2 && R.queued < REQUESTS) {
+    if (e->count < 3 && ++e->count == 2 && known_unsafe(vm, rip)) {
+        vm->shm->sites_refused++;
+    } else if (e->count == 2 && R.queued < REQUESTS) {
         R.queue[R.queued++] = (struct request){.vm = vm, .owner = s, .kind = AFW_SITES_LAZY, .lazy_rip = rip};
         send_next();
     }

@@ -228,6 +228,7 @@ static enum after serve_ring(struct machine *m, bool wait)
     m->deadline = deadline;
     m->state = RUN_PARKED;
     vm->shm->state = AFW_VM_PARKED;
+    hot_parked(m);
     return LEAVE;
 }
 
@@ -295,6 +296,9 @@ static void turn(struct machine *m)
     struct afw_vm_shm *s = vm->shm;
     if (m->state == RUN_STALLED ? !unstall(m) : code_awaited(m, false))
         return;
+    if (s->state == AFW_VM_PARKED && clock_mono() - m->clock_mono_base > CLOCK_AGE)
+        clock_refresh(m);                        /* it may have waited for hours */
+    hot_job(m, false);
     s->state = AFW_VM_RUNNING;
     for (bool again = false;; again = true) {
         if (again) {
