@@ -190,6 +190,7 @@ struct machine {
 static inline struct machine *machine_of(struct vm *vm) { return (struct machine *)vm; }
 static inline bool vm_lives(const struct machine *m) { return m->state != RUN_FREE && m->state != RUN_KEPT; }
 
+void vm_prepare(struct runner *r);               /* before the first is opened */
 int vm_open(struct machine *m);                  /* VM, vCPU, address space, window; no chunk is committed yet */
 int vm_start(struct machine *m);                 /* the last step of boot and restore: segments, MSRs, cpuid */
 void vm_forget(struct machine *m);               /* files, rules, sites: all that recycle.c makes anew in a VM */
@@ -352,6 +353,7 @@ struct runner {
     uint64_t cpu_mark;                           /* the thread's CPU time that has been charged */
     uint64_t turns_ns;                           /* turns_ns of who ran last: nobody who waits has much less */
     struct machine *machine[AFW_CELL_VMS];       /* by VM id; 0: free */
+    int shell[AFW_CELL_VMS];                     /* a VM of KVM's that nothing is in yet: its descriptor + 1; or 0 */
     bool quit;
 };
 int runner_start(struct runner *r, uint32_t index);

@@ -477,6 +477,8 @@ static void *runner_main(void *arg)
     sem_post(&set_up);
     while (sem_wait(&released))
         ;
+    if (cell.config.snapshot_in >= 0)
+        vm_prepare(r);
     share_charge(r, 0);
     while (!r->quit) {
         uint64_t drained;
