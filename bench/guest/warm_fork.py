@@ -24,7 +24,7 @@ def modules() -> list[str]:
     for node in ast.parse(BOOTSTRAP.read_text()).body:
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
-    return [name for name in names if name not in ("ssl_offload", "_ssl", "guest_forks") and not name.startswith("offload_")]
+    return [name for name in names if not BOOTSTRAP.with_name(f"{name}.py").exists()]
 
 
 def child(script: str, out: int, held: int) -> None:

@@ -70,9 +70,11 @@ def default_environment() -> dict[str, str]:
 #: no place for a jump, and where KVM cannot hide features (pvm) they see the CPU's own. A snapshot is to run on another CPU, too,
 #: and a memset() with AVX-512 is SIGILL there. The same for OpenSSL: AVX-512, ADX, SHA, VAES, VPCLMULQDQ of cpuid's leaf 7.
 _BEYOND = ("AVX512F", "AVX512VL", "AVX512BW", "AVX512DQ", "AVX512CD", "AVX512ER", "AVX512PF", "XSAVEC", "RTM", "FMA4")
+#: All symbols are bound at the start, which each VM would do for itself. (START_ONLY of the bootstrap has these names.)
 _START_ENVIRONMENT = {
     "GLIBC_TUNABLES": "glibc.malloc.arena_max=1:glibc.cpu.hwcaps=" + ",".join(f"-{name}" for name in _BEYOND),
     "OPENSSL_ia32cap": ":~0x00005f42fc2b0000",
+    "LD_BIND_NOW": "1",
 }
 
 

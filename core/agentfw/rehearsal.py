@@ -20,17 +20,18 @@ from .snapshots import SnapshotStore, Template, cell_config
 
 _PID = 1000
 _NAME = "rehearsal.py"
-_SCRIPT = b"""import sys
+_SCRIPT = b"""import time
 
 def main():
     print("rehearsed", flush=True)
+    time.sleep(1000)
 
 if __name__ == "__main__":
     main()
 """
-"""What every program has in it and no more."""
+"""What every program has in it and no more; how it ends does not belong to what is populated when it begins."""
 _PARK_SECONDS = 0.05
-"""Until a VM that said that it is warm does stand still, and what it wrote is noted. Too short, and all pages count as the job's."""
+"""Until a VM that said that it is warm, or printed, stands still. If it is too short, pages are in the wrong set."""
 
 log = logging.getLogger("agentfw.fleet")
 
@@ -46,7 +47,7 @@ async def rehearse(store: SnapshotStore, template: Template, snapshot: Path, key
         config = cell_config(template, vms=1, runners=1, snapshot_in=snapshot, key=key, hot_out=part)
         host.cell = await Cell.start(config, host)
         life = host.lives[0] = Life(Agent("rehearsal", "rehearsal"), host, 0)
-        job = Job("script", f"/tmp/{_NAME}", (), default_environment(), "/tmp", files={_NAME: _SCRIPT})  # noqa: S108  # the guest's
+        job = Job("script", f"/tmp/{_NAME}", (), default_environment(), "/tmp", files={_NAME: _SCRIPT})
         try:
             host.cell.restore(0, _PID)
             host.cell.stream(0, 0).send_eof()
@@ -54,7 +55,12 @@ async def rehearse(store: SnapshotStore, template: Template, snapshot: Path, key
                 raise ValueError("it is not warm")
             await asyncio.sleep(_PARK_SECONDS)
             await hand_over(host.cell.stream(0, 3), job)
-            await asyncio.wait_for(asyncio.shield(life.exited), ACK_SECONDS)
+            async with asyncio.timeout(ACK_SECONDS):
+                if not await host.cell.stream(0, 1).receive():
+                    raise ValueError("it printed nothing")
+                await asyncio.sleep(_PARK_SECONDS)
+                host.cell.kill(0)
+                await asyncio.shield(life.exited)
         finally:
             await host.cell.close()
         part.rename(hot)

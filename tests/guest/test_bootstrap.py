@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agentfw import dispatch
 
 from . import probes
 
@@ -187,3 +188,13 @@ def test_an_archive_under_any_name(tmp_path: Path, tail: str) -> None:
     expected = native([str(tmp_path / "app"), "x"], "", tmp_path)
     got = bootstrapped([str(tmp_path / "app"), "x"], "", tmp_path)
     assert (got.stdout, got.returncode) == (expected.stdout, 0) and b"in it" in got.stdout
+
+
+def test_what_only_the_start_of_a_template_needs(tmp_path: Path) -> None:
+    """Each of these is gone before anything is compared with a job's environment: else no job's would be the template's."""
+    start = dispatch.template_environment({})
+    only = set(start) - set(dispatch.default_environment())
+    source = BOOTSTRAP.read_text()
+    assert only and all(f'"{name}"' in source.split("START_ONLY = (")[1].split("\n")[0] for name in only)
+    done = bootstrapped(["-c", "import os; print(sorted(os.environ))"], "", tmp_path, {name: start[name] for name in only})
+    assert done.stdout.decode().strip() == str(sorted(ENVIRONMENT))

@@ -213,7 +213,7 @@ def _adopt(job: dict[str, typing.Any]) -> None:
     """What the process would have had from its start: environment, time of start, working directory."""
     logging._startTime = time.time_ns() if sys.version_info >= (3, 13) else time.time()  # type: ignore[attr-defined]
     if job["env"] != ENVIRONMENT:  # as it is mostly: to look at each variable writes to a page for nearly each
-        _change_environment(dict(marshal.loads(job["env"])))
+        _change_environment(marshal.loads(job["env"]))
     if job.get("line_buffered"):
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
@@ -225,18 +225,20 @@ def _adopt(job: dict[str, typing.Any]) -> None:
         _leave(125)
 
 
-#: The template's, as a job's frame has an environment
+#: The template's environment: as a job's frame has one, its items, its names
 ENVIRONMENT = b""
+ITEMS: frozenset[tuple[str, str]] = frozenset()
+NAMES: frozenset[str] = frozenset()
 
 
-def _change_environment(wanted: dict[str, str]) -> None:
-    zone = os.environ.get("TZ")
-    for name in [name for name in os.environ if name not in wanted]:
-        del os.environ[name]
-    for name, value in wanted.items():
-        if os.environ.get(name) != value:
-            os.environ[name] = value
-    if os.environ.get("TZ") != zone:
+def _change_environment(wanted: list[tuple[str, str]]) -> None:
+    """To look at a variable that stays as it is would write to the pages of its name and value, for the reference counts."""
+    changed = dict(set(wanted) - ITEMS)
+    gone = NAMES.difference([name for name, _ in wanted])
+    for name in gone:
+        os.environ.pop(name, None)
+    os.environ.update(changed)
+    if "TZ" in changed or "TZ" in gone:
         time.tzset()
 
 
@@ -548,8 +550,58 @@ def _preload() -> None:
             os._exit(126)
 
 
+#: Variables for the libraries of a starting template; a program that has them gets them with its job
+START_ONLY = ("GLIBC_TUNABLES", "OPENSSL_ia32cap", "LD_BIND_NOW")
+PRACTICE = 20  # times: after 8 to 16 calls of each piece of code nothing more is written to it
+PRACTICE_SCRIPT = b"""import sys
+def main():
+    print(end="", flush=True)
+if __name__ == "__main__":
+    main()
+"""
+
+
+def _practise() -> None:
+    """Does what is done after the stop before it, some times over: what the interpreter writes where code gets warm (specialised
+    instructions, method caches, counters) is in the snapshot then, and not written in each VM."""
+    place = f"/tmp/.agentfw-{os.getpid()}"  # the VM's own
+    script = f"{place}/practice.py"
+    try:
+        os.mkdir(place)
+        with open(script, "wb") as file:
+            file.write(PRACTICE_SCRIPT)
+    except OSError:
+        return
+    kept = [(held, held[:]) for held in (sys.argv, sys.orig_argv, sys.path)]
+    items = sorted(ITEMS)
+    job: dict[str, object] = {"argv": [script], "orig_argv": [script], "mode": "script", "path": script, "cwd": os.getcwd()}
+    job |= {"ack": "0" * 32, "line_buffered": False}
+    ends = os.pipe()
+    source, sink = _Stream(ends[0]), _Stream(ends[1])
+    try:
+        for turn in range(PRACTICE):
+            more = [("AGENTFW_PRACTICE", "1")] if turn % 2 else []
+            data = marshal.dumps({**job, "env": marshal.dumps(items + more, 2)}, 2)
+            os.write(ends[1], len(data).to_bytes(4, "little") + data)
+            random.seed()
+            sink.say(b'{"warm": %d}' % os.getpid())
+            task = source.job()
+            source.data = b""
+            _adopt(task)
+            program = _prepare(task, _new_main())
+            _outcome(program)
+            os.environ.pop("AGENTFW_PRACTICE", None)
+            for held, content in kept:
+                held[:] = content
+    finally:
+        for descriptor in ends:
+            os.close(descriptor)
+        os.unlink(script)
+        os.rmdir(place)
+
+
 def main() -> typing.NoReturn:
-    global ENVIRONMENT
+    global ENVIRONMENT, ITEMS, NAMES
     here = os.path.dirname(os.path.abspath(__file__))
     if sys.path and sys.path[0] == here:
         del sys.path[0]
@@ -557,10 +609,15 @@ def main() -> typing.NoReturn:
         del sys.modules[name]
     _one_process()
     _preload()
-    linecache.clearcache()
-    sys.path_importer_cache.clear()  # mounts may be others than the template's; and what is thrown away later costs page faults
+    for name in START_ONLY:
+        os.environ.pop(name, None)
     _index_modules()
     ENVIRONMENT = marshal.dumps(sorted(os.environ.items()), 2)
+    ITEMS = frozenset(marshal.loads(ENVIRONMENT))
+    NAMES = frozenset(name for name, _ in ITEMS)
+    _practise()
+    linecache.clearcache()
+    sys.path_importer_cache.clear()  # mounts may be others than the template's; and what is thrown away later costs page faults
     fresh = _new_main()
     guest_forks.prepare()
     hooks = _ForkHooks()

@@ -225,7 +225,8 @@ int elf_stack(struct machine *m, const struct loaded *l, uint64_t lo, uint64_t h
 /* ---- memory.c, guard.c ---- */
 void guard_install(void);
 uint64_t guarded_copy(void *to, const void *from, uint64_t n);   /* -> bytes not copied */
-int memory_reserve(struct machine *m);
+int memory_setup(void);
+void memory_reserve(struct machine *m);
 void memory_release(struct machine *m);
 bool memory_committed(struct machine *m, uint64_t gva, uint64_t len);
 /* Chunks [from, to), none committed yet: host memory, then one memslot. Between the two nothing walks KVM's MMU. */

@@ -177,6 +177,9 @@ int main(int argc, char **argv)
     check_kvm();
     guard_install();
     pieces_setup();
+    int space = memory_setup();
+    if (space)
+        fail("address space for %u VMs: %s", cell.vms, strerror(-space));
     recycle_setup();
     for (uint32_t i = 0; i < cell.runners; i++) {
         int flags = fcntl(cell.runner_eventfd[i], F_GETFL);

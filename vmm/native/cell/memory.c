@@ -1,6 +1,6 @@
 /* The host's backing of guest memory.
  *
- * One PROT_NONE reservation of the whole guest space a VM; chunks become usable by commitment: mapped, and a memslot. After that a
+ * One PROT_NONE reservation of the whole guest space of all VMs; chunks become usable by commitment: mapped, and a memslot. After that a
  * guest page's protection and content are those of the host's mapping, which KVM follows through its MMU notifier. Guest page
  * tables are never touched after boot: under shadow paging the guest would not see it.
  */
@@ -15,42 +15,37 @@
 #define ANON (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
 #define MAPPINGS 16384                           /* a VM: a hostile one cannot make the list long */
 
-int memory_reserve(struct machine *m)
+#define GIB (1ull << 30)
+
+static uint8_t *spaces, *protections;            /* of all VMs, one behind the other */
+
+/* Address space for all VMs at once, at a multiple of 1 GiB: no other mapping shares the page tables of a VM's beginning. As long as
+ * those are empty, protections change without a word to KVM, which costs as much as there are VMs in this process; and where guest
+ * addresses and the host's are alike to 2 MiB, KVM can map huge pages. */
+int memory_setup(void)
 {
-    /* Where guest addresses and the host's are alike to 2 MiB, KVM can map a huge page as one. */
-    uint8_t *mem = mmap(0, AFW_SPACE_END, PROT_NONE, ANON, -1, 0);
-    if (mem != MAP_FAILED && (uintptr_t)mem % HUGE_PAGE) {   /* newer kernels align by themselves */
-        munmap(mem, AFW_SPACE_END);
-        uint8_t *all = mmap(0, AFW_SPACE_END + HUGE_PAGE, PROT_NONE, ANON, -1, 0);
-        uint64_t before = -(uintptr_t)all % HUGE_PAGE;
-        mem = all;
-        if (all != MAP_FAILED) {
-            mem = all + before;
-            munmap(mem + AFW_SPACE_END, HUGE_PAGE - before);
-            if (before)
-                munmap(all, before);
-        }
-    }
-    if (mem == MAP_FAILED)
+    uint8_t *all = mmap(0, cell.vms * AFW_SPACE_END + GIB, PROT_NONE, ANON, -1, 0);
+    if (all == MAP_FAILED)
         return -errno;
-    void *prot = mmap(0, PAGES_IN_SPACE, RW, ANON, -1, 0);
-    if (prot == MAP_FAILED) {
-        munmap(mem, AFW_SPACE_END);
-        return -ENOMEM;
-    }
-    m->vm.mem = mem;
+    spaces = all + -(uintptr_t)all % GIB;
+    protections = mmap(0, cell.vms * PAGES_IN_SPACE, RW, ANON, -1, 0);
+    return protections == MAP_FAILED ? -errno : 0;
+}
+
+void memory_reserve(struct machine *m)
+{
+    m->vm.mem = spaces + m->vm.id * AFW_SPACE_END;
     m->vm.ctl = (struct afw_ctl *)(m->vm.mem + AFW_CTL);
-    m->prot = prot;
+    m->prot = protections + m->vm.id * PAGES_IN_SPACE;
     m->next_slot = SLOT_FIRST;
-    return 0;
 }
 
 void memory_release(struct machine *m)
 {
-    if (m->vm.mem)
-        munmap(m->vm.mem, AFW_SPACE_END);
-    if (m->prot)
-        munmap(m->prot, PAGES_IN_SPACE);
+    /* What cannot be taken away would be the next VM's: then nothing may go on. */
+    if (m->vm.mem && (mmap(m->vm.mem, AFW_SPACE_END, PROT_NONE, ANON | MAP_FIXED, -1, 0) == MAP_FAILED ||
+                      madvise(m->prot, PAGES_IN_SPACE, MADV_DONTNEED)))
+        abort();
     pieces_release(m);
     free(m->map);
     m->vm.mem = 0;

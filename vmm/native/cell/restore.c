@@ -258,17 +258,42 @@ int snapshot_go_on(struct machine *m, char *error, size_t size)
     return e;
 }
 
-static int map_extents(struct machine *m, int fd, const struct afw_snapshot_extent *x, uint64_t n)
+/* Chunks [from, to): where they begin in the file, if they lie there as in memory; else 0. Between extents are holes then, which read as
+ * zeros. A mapping less is worth more than it seems: each is told to KVM of all VMs in this process. */
+static uint64_t laid_out(const struct snapshot *s, uint32_t from, uint32_t to)
 {
-    for (; n--; x++) {
-        int e = pieces_room(m, x->gpa, x->size, true);
-        if (e)
-            return e;
-        if (mmap(m->vm.mem + x->gpa, x->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, fd, (off_t)x->offset) == MAP_FAILED)
-            return -errno;
-        pieces_done(m, x->gpa, x->size, PROT_READ | PROT_WRITE, true);
+    uint64_t start = (uint64_t)from * AFW_CHUNK, size = (uint64_t)(to - from) * AFW_CHUNK, offset = 0;
+    for (uint32_t i = 0; i < s->h.n_extents; i++) {
+        const struct afw_snapshot_extent *x = &s->h.extent[i];
+        if (!inside(x->gpa, x->size, start, start + size))
+            continue;
+        uint64_t begins = x->offset - (x->gpa - start);
+        if (x->offset < x->gpa - start || (offset && begins != offset))
+            return 0;
+        offset = begins;
     }
+    return inside(offset, size, s->h.vcpu_offset + s->h.vcpu_size, s->h.file_size) ? offset : 0;
+}
+
+static int map_file(struct machine *m, int fd, uint64_t gpa, uint64_t size, uint64_t offset)
+{
+    int e = pieces_room(m, gpa, size, true);
+    if (e)
+        return e;
+    if (mmap(m->vm.mem + gpa, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, fd, (off_t)offset) == MAP_FAILED)
+        return -errno;
+    pieces_done(m, gpa, size, PROT_READ | PROT_WRITE, true);
     return 0;
+}
+
+static int map_extents(struct machine *m, int fd, const struct afw_snapshot_extent *x, uint64_t n, uint64_t from, uint64_t to)
+{
+    int e = 0;
+    for (; n-- && !e; x++) {
+        if (x->gpa / AFW_CHUNK >= from && x->gpa / AFW_CHUNK < to)
+            e = map_file(m, fd, x->gpa, x->size, x->offset);
+    }
+    return e;
 }
 
 static int map_memory(struct machine *m, const struct snapshot *s)
@@ -285,14 +310,19 @@ static int map_memory(struct machine *m, const struct snapshot *s)
             to[n++] = c + 1;
         }
     }
-    for (uint32_t i = 0; i < n; i++) {
-        int e = memory_back(m, from[i], to[i]);
-        if (e)
-            return e;
+    int e = 0;
+    for (uint32_t i = 0; i < n && !e; i++) {
+        uint64_t start = (uint64_t)from[i] * AFW_CHUNK, size = (uint64_t)(to[i] - from[i]) * AFW_CHUNK;
+        uint64_t offset = s->vm ? 0 : laid_out(s, from[i], to[i]);
+        e = offset ? map_file(m, s->fd, start, size, offset) : memory_back(m, from[i], to[i]);
+        if (!e && !offset && !s->vm)
+            e = map_extents(m, s->fd, h->extent, h->n_extents, from[i], to[i]);
     }
-    int e = s->vm ? map_extents(m, cell.config.snapshot_in, s->base, s->vm->n_bases) : 0;
-    if (!e)
-        e = map_extents(m, s->fd, h->extent, h->n_extents);
+    if (!e && s->vm) {
+        e = map_extents(m, cell.config.snapshot_in, s->base, s->vm->n_bases, 0, CHUNKS);
+        if (!e)
+            e = map_extents(m, s->fd, h->extent, h->n_extents, 0, CHUNKS);
+    }
     for (uint32_t i = 0; s->vm && i < h->n_extents; i++)   /* as against the template */
         for (uint64_t p = h->extent[i].gpa / PAGE; p < (h->extent[i].gpa + h->extent[i].size) / PAGE; p++)
             m->prot[p] |= PAGE_NEW;

@@ -324,6 +324,26 @@ int snapshot_head(struct machine *m, struct afw_snapshot_header *h, struct buffe
     return e;
 }
 
+/* Chunks lie in the file as in memory, at a multiple of 2 MiB: one mapping restores neighbours, and huge pages can be mapped. What is
+ * between extents are holes, which cost nothing. */
+static void place(struct machine *m, struct afw_snapshot_header *h, uint64_t offset)
+{
+    uint64_t start = 0, end = 0;                 /* of committed neighbours */
+    for (uint32_t i = 0; i < h->n_extents; i++) {
+        struct afw_snapshot_extent *x = &h->extent[i];
+        if (x->gpa >= end) {
+            offset += end - start;
+            offset = (offset + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+            for (start = x->gpa / AFW_CHUNK * AFW_CHUNK; start && memory_committed(m, start - AFW_CHUNK, AFW_CHUNK);)
+                start -= AFW_CHUNK;
+            for (end = start + AFW_CHUNK; end < AFW_SPACE_END && memory_committed(m, end, AFW_CHUNK);)
+                end += AFW_CHUNK;
+        }
+        x->offset = offset + (x->gpa - start);
+    }
+    h->file_size = offset + (end - start);
+}
+
 static int save(struct machine *m, struct afw_snapshot_header *h, struct buffer *state, struct buffer *runs)
 {
     int fd = cell.config.snapshot_out, e;
@@ -331,14 +351,8 @@ static int save(struct machine *m, struct afw_snapshot_header *h, struct buffer 
         return e;
     h->vcpu_offset = sizeof *h;
     h->vcpu_size = (uint32_t)state->size;
-    uint64_t offset = page_up(sizeof *h + state->size);
-    for (uint32_t i = 0; i < h->n_extents; i++) {    /* as far from a multiple of 2 MiB as in memory: huge pages can be mapped. Holes cost nothing */
-        offset += (h->extent[i].gpa - offset) % HUGE_PAGE;
-        h->extent[i].offset = offset;
-        offset += h->extent[i].size;
-    }
-    h->file_size = offset;
-    if (ftruncate(fd, 0) || ftruncate(fd, (off_t)offset))
+    place(m, h, page_up(sizeof *h + state->size));
+    if (ftruncate(fd, 0) || ftruncate(fd, (off_t)h->file_size))
         return -errno;
     for (uint32_t i = 0; i < h->n_extents && !e; i++)
         e = write_pages(m, fd, &h->extent[i]);

@@ -31,14 +31,13 @@ void vm_prepare(struct runner *r)
 int vm_open(struct machine *m)
 {
     struct vm *vm = &m->vm;
-    int e, *shell = &vm->runner->shell[vm->id];
+    int *shell = &vm->runner->shell[vm->id];
     vm->vm_fd = vm->vcpu_fd = -1;
     vm->vm_fd = *shell > 0 ? *shell - 1 : ioctl(cell.kvm_fd, KVM_CREATE_VM, 0);
     *shell = 0;
     if (vm->vm_fd < 0)
         return -errno;
-    if ((e = memory_reserve(m)))
-        return e;
+    memory_reserve(m);
     /* Else KVM answers an access that it cannot emulate (AVX to an address without memory) with #UD. Linux 5.15. */
     struct kvm_enable_cap emulation = {.cap = EXIT_ON_EMULATION_FAILURE, .args = {1}};
     ioctl(vm->vm_fd, KVM_ENABLE_CAP, &emulation);
