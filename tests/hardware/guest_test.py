@@ -1,4 +1,4 @@
-"""Runs inside the emulated machine (run.py): hello, restore, snapshots that travel, the network. Prints run.py's verdict."""
+"""Runs inside the emulated machine (run.py): restore, snapshots that travel, the network, recycling. Prints run.py's verdict."""
 
 from __future__ import annotations
 
@@ -85,6 +85,7 @@ def main() -> None:
     if ARCHIVE.exists():
         travelling()
     print(run("network slice", [sys.executable, "examples/run_fleet.py", "--count", "8", "--slow", "20"], 600), flush=True)
+    print(run("recycling", [sys.executable, "tests/hardware/recycling.py"], 600), flush=True)
     print("AGENTFW-HARDWARE: passed", flush=True)
 
 

@@ -156,7 +156,7 @@ def build(initramfs: Path, modules: Path, command: str) -> None:
         shutil.copy2(modules / module, tree / "modules")
     for library in interpreter_files():
         copy(tree, library)
-    for top in ["core", "vmm", "plugins", "examples", "tests/hardware", "pyproject.toml", "README.md"]:
+    for top in ["core", "vmm", "plugins", "examples", "bench", "tests/hardware", "pyproject.toml", "README.md"]:
         if (ROOT / top).exists():
             copy(tree, ROOT / top)
     for config in [

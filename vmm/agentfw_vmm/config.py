@@ -61,7 +61,7 @@ class CellConfig:
     tmp_inodes: int = 10_000
     private_dirs: list[str] = field(default_factory=list)
     recycle: bool = False
-    recycle_pages: int = 4096
+    recycle_pages: int = 1024
     trace: bool = False
     slice_ns: int = 0  # 0: the cell's default
 
