@@ -94,7 +94,8 @@ class Fleet:
     """VMs of one template under one runtime.
 
     `size`: VMs at once. `store`: where templates are kept. `trace`: system calls are logged to `agentfw.vmm.strace`. `progress`
-    and `on_line` tell about the making of the template. Starting may raise TemplateError and FleetError.
+    and `on_line` tell about the making of the template. `recycle`: a VM whose program ended is put back for the next one (for
+    more jobs than VMs, all of one owner). Starting may raise TemplateError and FleetError.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Fleet:
         progress: Progress | None = None,
         on_line: Callable[[str], None] = lambda line: None,
         trace: bool = False,
+        recycle: bool = False,
     ) -> None:
         self.runtime = runtime
         self.template = template
@@ -115,6 +117,7 @@ class Fleet:
         self._progress = progress or _quiet
         self._on_line = on_line
         self._trace = trace
+        self._recycle = recycle
         self._hosts: list[Host] = []
         self._free: asyncio.Queue[tuple[Host, int]] = asyncio.Queue()
         self._runs: set[Life] = set()
@@ -156,7 +159,7 @@ class Fleet:
         return {"files": {**view.files, **laid}, "mounts": mounts}
 
     async def _start_cell(self, snapshot: Path, key: bytes, vms: int, runners: int) -> None:
-        host = Host(self)
+        host = Host(self, self._recycle)
         hot = self.store.hot_path(key)
         config = cell_config(
             self.template,
@@ -166,6 +169,7 @@ class Fleet:
             hot_in=hot if hot.exists() else None,
             key=key,
             trace=self._trace,
+            recycle=self._recycle,
             **self._trust,
         )
         try:

@@ -66,14 +66,16 @@ class Flows(Protocol):
 
 
 class Host:
-    """A cell and whose VMs are in it: the CellHandler. `flows` None: nothing is connected."""
+    """A cell and whose VMs are in it: the CellHandler. `flows` None: nothing is connected. `recycle`: the cell does; after any
+    end but a program's own its VM is made anew."""
 
     cell: Cell
 
-    def __init__(self, flows: Flows | None) -> None:
+    def __init__(self, flows: Flows | None, recycle: bool = False) -> None:
         self.lives: dict[int, Life] = {}
         self.failure: str | None = None
         self._flows = flows
+        self._recycle = recycle
         self._closing: asyncio.Future[None] | None = None
 
     def vm_ready(self, vm: int, snapshot_bytes: int, error: int) -> None:
@@ -92,6 +94,8 @@ class Host:
             return
         with contextlib.suppress(CellError):
             life.statistics = self.cell.statistics(vm)
+            if self._recycle and report.kind != "code":
+                self.cell.discard(vm)
         if not life.exited.done():
             life.exited.set_result(report)
 

@@ -1,7 +1,9 @@
 """A fleet whose runs are cancelled: numbers of VMs are used again only when their VMs have ended."""
 
 import asyncio
+import contextlib
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -43,41 +45,67 @@ class Watch:
         self.events.append((event.kind, event.rule, event.plugin))
 
 
-def test_a_cancelled_run_leaves_its_vm_to_the_next(tmp_path: Path, agentfw_environment: dict[str, str]) -> None:
-    async def run(fleet: Fleet, code: str, **labels: str) -> tuple[Result, str]:
-        out = Kept()
-        job = Job("code", code, (), default_environment(), "/tmp")
-        return await fleet.run(job, Streams(out, Kept()), labels=labels), out.text
+async def run(fleet: Fleet, code: str, **labels: str) -> tuple[Result, str]:
+    out = Kept()
+    job = Job("code", code, (), default_environment(), "/tmp")
+    return await fleet.run(job, Streams(out, Kept()), labels=labels), out.text
 
+
+@contextlib.asynccontextmanager
+async def one_vm(watch: Watch, agentfw_environment: dict[str, str], recycle: bool = False) -> AsyncIterator[Fleet]:
+    environment = template_environment({})
+    interpreter = find_interpreter(sys.executable, environment)
+    view = base_view(interpreter)
+    view.cwd = "/tmp"
+    template = Template(interpreter, view, environment, (), 256 << 20)
+    runtime = make_runtime(watch)
+    store = SnapshotStore(Path(agentfw_environment["XDG_CACHE_HOME"]) / "agentfw/snapshots")
+    await runtime.start()
+    try:
+        async with Fleet(runtime, template, size=1, store=store, recycle=recycle) as fleet:
+            yield fleet
+    finally:
+        await runtime.stop()
+
+
+def test_a_recycled_vm_has_nothing_of_the_program_before(agentfw_environment: dict[str, str]) -> None:
+    code = """
+import os, sys
+print(os.path.exists('mine'), hasattr(sys, 'mine'), os.environ.get('MINE'), os.getpid(), flush=True)
+open('mine', 'w').write('x'); sys.mine = os.environ['MINE'] = 'mine'
+"""
+
+    async def main() -> list[tuple[Result, str]]:
+        async with one_vm(Watch(), agentfw_environment, recycle=True) as fleet:
+            ends = ["", "", "os._exit(3)", "", "import ctypes; ctypes.string_at(0)", "", "os.kill(os.getpid(), 9)", "", ""]
+            return [await run(fleet, code + end) for end in ends]
+
+    results = asyncio.run(main())
+    numbers = [result.statistics for result, _ in results]
+    assert [text.split()[:3] for _, text in results] == [["False", "False", "None"]] * 9
+    assert len({text.split()[3] for _, text in results}) == 9
+    assert [number.recycled for number in numbers if number] == [0, 1, 1, 1, 1, 0, 1, 0, 1]  # not after a fault or a signal
+
+
+def test_a_cancelled_run_leaves_its_vm_to_the_next(agentfw_environment: dict[str, str]) -> None:
     watch = Watch()
 
     async def main() -> list[tuple[Result, str]]:
-        environment = template_environment({})
-        interpreter = find_interpreter(sys.executable, environment)
-        view = base_view(interpreter)
-        view.cwd = "/tmp"
-        template = Template(interpreter, view, environment, (), 256 << 20)
-        runtime = make_runtime(watch)
-        store = SnapshotStore(Path(agentfw_environment["XDG_CACHE_HOME"]) / "agentfw/snapshots")
-        await runtime.start()
         results = []
-        try:
-            async with Fleet(runtime, template, size=1, store=store) as fleet:
-                for _ in range(5):
-                    first = asyncio.create_task(run(fleet, "while True: pass"))
-                    second = asyncio.create_task(run(fleet, "print('second')"))
-                    async with asyncio.timeout(30):
-                        while not fleet.running:  # noqa: ASYNC110  # nothing tells
-                            await asyncio.sleep(0.001)
-                    first.cancel()
-                    results.append(await asyncio.wait_for(second, 30))
-                    with pytest.raises(asyncio.CancelledError):
-                        await first
-                for label in ("refused", "bare"):
-                    refused, _ = await run(fleet, "print('it ran')", **{label: "yes"})
-                    assert refused.status == 125 and f"watch: {label}" in refused.report.text, refused.report
-        finally:
-            await runtime.stop()
+        async with one_vm(watch, agentfw_environment) as fleet:
+            for _ in range(5):
+                first = asyncio.create_task(run(fleet, "while True: pass"))
+                second = asyncio.create_task(run(fleet, "print('second')"))
+                async with asyncio.timeout(30):
+                    while not fleet.running:  # noqa: ASYNC110  # nothing tells
+                        await asyncio.sleep(0.001)
+                first.cancel()
+                results.append(await asyncio.wait_for(second, 30))
+                with pytest.raises(asyncio.CancelledError):
+                    await first
+            for label in ("refused", "bare"):
+                refused, _ = await run(fleet, "print('it ran')", **{label: "yes"})
+                assert refused.status == 125 and f"watch: {label}" in refused.report.text, refused.report
         return results
 
     for result, output in asyncio.run(main()):

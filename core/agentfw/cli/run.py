@@ -310,6 +310,7 @@ async def _run(options: Options, program: Sequence[str]) -> tuple[int, str | Non
         progress=progress if not options.quiet else None,
         on_line=(lambda line: say(f"template: {line}")) if options.verbose else lambda line: None,
         trace=options.strace,
+        recycle=options.count > AT_ONCE,
     )
     if options.trace_plugins:
         manager.trace(to_stderr)

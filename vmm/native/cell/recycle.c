@@ -7,6 +7,7 @@
  * new VM.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -49,6 +50,15 @@ static struct {
 } first = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static uint32_t msr_index[MSRS], n_msrs;
+
+/* To the log, once a cell: that it is so harms nobody, but costs a new VM each time. */
+static int unlike(const struct machine *m, const char *what)
+{
+    static atomic_bool told;
+    if (!atomic_exchange(&told, true))
+        fprintf(stderr, "agentfw-cell: VM %u is made anew and not recycled: %s differ from a new one's\n", m->vm.id, what);
+    return -ESTALE;
+}
 
 /* ---- the vCPU ---- */
 
@@ -153,8 +163,14 @@ int recycle_check(struct machine *m)
 {
     struct vcpu_look *v = malloc(sizeof *v);
     int e = v ? look(m, v) : -ENOMEM;
-    if (!e && memcmp(v, &first.vcpu, sizeof *v))
-        e = -ESTALE;
+    if (!e && memcmp(v, &first.vcpu, sizeof *v)) {
+        const char *what = memcmp(&v->sregs, &first.vcpu.sregs, sizeof v->sregs)      ? "segment and control registers"
+                           : memcmp(&v->xsave, &first.vcpu.xsave, sizeof v->xsave)    ? "FPU and vector registers"
+                           : memcmp(&v->events, &first.vcpu.events, sizeof v->events) ? "pending events"
+                           : memcmp(&v->msrs, &first.vcpu.msrs, sizeof v->msrs)       ? "MSRs"
+                                                                                      : "debug registers, XCR0 or state";
+        e = unlike(m, what);
+    }
     free(v);
     return e;
 }
@@ -276,11 +292,33 @@ static int put_run(struct copier *c, uint64_t from, uint64_t to, bool dropped)
     return from == to || !madvise(mem + from, to - from, MADV_DONTNEED) ? 0 : -errno;
 }
 
+/* Page tables, which KVM may shadow: a host must not write there. With nested paging (AMD) walking them makes the pages private; only a
+ * guest that took CPL 0 changes them. */
+static int same_tables(struct copier *c, uint64_t from, uint64_t to)
+{
+    static __thread uint8_t now[PAGE], then[PAGE];
+    for (; from < to; from += PAGE) {
+        uint64_t end = from + PAGE;
+        const struct afw_snapshot_extent *x = extent_at(c->s, from, &end);
+        memset(then, 0, sizeof then);
+        if (guarded_copy(now, c->m->vm.mem + from, PAGE) || (x && guarded_copy(then, first.file + x->offset + (from - x->gpa), PAGE)))
+            return -EFAULT;
+        if (memcmp(now, then, PAGE))
+            return unlike(c->m, "page tables");
+    }
+    return 0;
+}
+
 static int put_region(struct copier *c, uint64_t from, uint64_t to, bool dropped)
 {
-    if (from < AFW_SYS)                          /* tables, which KVM may shadow: only a guest that took CPL 0 writes there */
-        return -EPERM;
     c->m->private_pages += (to - from) / PAGE;
+    if (from < AFW_SYS) {
+        uint64_t end = to < AFW_SYS ? to : AFW_SYS;
+        int e = same_tables(c, from, end);
+        if (e)
+            return e;
+        from = end;
+    }
     while (from < to) {
         uint64_t page = from / PAGE, end = run_end(first.prot, page, to / PAGE, 3, first.prot[page] & 3) * PAGE;
         int e = put_run(c, from, end, dropped);
