@@ -20,6 +20,8 @@ _MARSHAL = 2  # a version that all Pythons read; and equal things are equal byte
 FRAME_MAX = 1 << 16
 """Bytes of a frame that a guest sends."""
 
+_LARGE = 1 << 18
+
 Mode = Literal["script", "module", "code", "stdin"]
 
 
@@ -38,6 +40,11 @@ class Job:
     cwd: str
     line_buffered: bool = False
     files: Mapping[str, bytes] = field(default_factory=dict)
+
+    def size(self) -> int:
+        """About how much there is to say, in characters and bytes."""
+        texts = (self.target, *self.arguments, *self.env, *self.env.values())
+        return sum(map(len, texts)) + sum(map(len, self.files.values()))
 
     def frame(self, ack: str) -> bytes:
         """The job stream's frame, and the files' contents behind it."""
@@ -92,7 +99,9 @@ async def hand_over(stream: GuestFlow, job: Job) -> None:
     says is no acknowledgement of this job; TimeoutError: nothing for `ACK_SECONDS`."""
     ack = secrets.token_hex(16)
     async with asyncio.timeout(ACK_SECONDS):
-        await stream.send(job.frame(ack))
+        # What is large is written down elsewhere: meanwhile others have the loop.
+        frame = job.frame(ack) if job.size() < _LARGE else await asyncio.to_thread(job.frame, ack)
+        await stream.send(frame)
         answer = await read_frame(stream)
         if "warm" in answer:  # said by a restored VM that waits for its job
             answer = await read_frame(stream)

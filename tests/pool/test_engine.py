@@ -122,3 +122,17 @@ print(sys.stdin.read())"""
             pool.signal("nobody", 15)
 
     in_loop(main)
+
+
+def test_large_jobs(store: Path) -> None:
+    async def main() -> None:
+        async with engine(store, size=2, idle=1) as pool:
+            large = bytes(range(256)) * 40_000
+            code = "import sys\nprint(len(open('a/b/large', 'rb').read()), len(sys.stdin.buffer.read()))\n#" + "é" * 1_000_000
+            result, heard = await run(pool, code, files={"a/b/large": large, "empty": b""}, stdin=large)
+            assert heard.out == f"{len(large)} {len(large)}\n", (result, heard.err)
+            many = {"a" * 200 + "/" + "b" * 200: b"", **{str(number): b"x" for number in range(1000)}}
+            result, heard = await run(pool, "print(1)", files=many)
+            assert heard.out == "1\n", (result, heard.err)
+
+    in_loop(main)

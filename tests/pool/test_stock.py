@@ -12,12 +12,14 @@ from agentfw.pool.groups import CELL_VMS, Group, GroupKey, Trouble
 from agentfw.pool.stock import Stock
 from agentfw.pool.templates import Prepared
 from agentfw_vmm import CellError, CellHandler, VmExit, VmStatistics
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from .fake_cells import FakeCell
 
+PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
+"""To make a failing example smaller takes minutes; forty steps can be read."""
 TEMPLATES: Any = [Prepared(name, None, Path(), b"", {}, {}) for name in ("plain", "other")]  # type: ignore[arg-type]
 
 
@@ -58,6 +60,9 @@ class Pool(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = Clock()
+        self.errors: list[object] = []
+        self.loop.set_exception_handler(lambda loop, context: self.errors.append(context.get("exception") or context["message"]))
+        self.floor = 99
         self.starting: list[tuple[asyncio.Future[FakeCell], CellHandler, int]] = []
         self.cells: list[tuple[FakeCell, Group]] = []
         self.jobs: list[Job] = []
@@ -189,6 +194,7 @@ class Pool(RuleBasedStateMachine):
     def memory(self, tight: bool, exhausted: bool) -> None:
         self.stock.tight = tight or exhausted
         self.stock.exhausted = exhausted
+        self.floor = self.living()
         self.step()
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 20.0]))
@@ -218,6 +224,16 @@ class Pool(RuleBasedStateMachine):
         assert self.living() <= self.most
         for tenant, running in self.stock.queue.running().items():
             assert running <= (self.limits.get(tenant) or 99)
+
+    @invariant()
+    def nothing_fails_unseen(self) -> None:
+        assert not self.errors
+
+    @invariant()
+    def no_memory_is_taken_when_there_is_none(self) -> None:
+        if self.stock.exhausted:
+            assert self.living() <= max(1, self.floor)
+            self.floor = self.living()
 
     @invariant()
     def counts_are_right(self) -> None:
@@ -259,7 +275,7 @@ class Pool(RuleBasedStateMachine):
 
     def settle(self) -> None:
         """If nothing goes wrong any more, all jobs get their turn, and in the end just what shall wait is there."""
-        self.resize(3)
+        self.resize(2)
         self.memory(False, False)
         target = 0 if self.aimed.retired else 2
         for _ in range(120):
@@ -293,11 +309,12 @@ class Pool(RuleBasedStateMachine):
                 future.set_result(FakeCell(handler, vms, True))
         await closing
         assert all(cell.closed or cell.lost for cell, _ in self.cells)
+        assert not self.errors
         left = asyncio.all_tasks() - {asyncio.current_task()}
         await asyncio.gather(*left, return_exceptions=True)
 
 
 Pool.TestCase.settings = settings(
-    max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], phases=PHASES
 )
 TestPool = Pool.TestCase
