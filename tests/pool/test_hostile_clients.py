@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from agentfw.pool import api, guard, wire
+from agentfw.pool import api, guard, tokens, wire
 from agentfw.pool.guard import Listener
 from agentfw.pool.jobs import MAX_PAYLOAD
 from hypothesis import given, settings
@@ -210,7 +210,7 @@ def test_tokens_in_files(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("  a-token-of-twenty-four-ch\n")
     file.chmod(0o600)
-    assert guard.read_token(file) == b"a-token-of-twenty-four-ch"
+    assert tokens.read_token(file) == b"a-token-of-twenty-four-ch"
     spoilers: list[Callable[[], object]] = [
         lambda: file.chmod(0o640),
         lambda: (file.chmod(0o600), file.write_text("short")),
@@ -221,8 +221,8 @@ def test_tokens_in_files(tmp_path: Path) -> None:
     ]
     for spoil in spoilers:
         spoil()
-        with pytest.raises(guard.ConfigError) as caught:
-            guard.read_token(file)
+        with pytest.raises(tokens.ConfigError) as caught:
+            tokens.read_token(file)
         assert "another" not in str(caught.value) and caught.value.file == str(file)
 
 

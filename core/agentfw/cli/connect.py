@@ -38,7 +38,7 @@ class Where:
     def open(self) -> HttpBackend:
         """PoolError, ConfigError."""
         from ..pool.client import HttpBackend
-        from ..pool.guard import read_token
+        from ..pool.tokens import read_token
 
         if self.url is not None:
             return HttpBackend(url=self.url, token=None if self.token_file is None else read_token(self.token_file))

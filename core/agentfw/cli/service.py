@@ -69,7 +69,7 @@ class Service:
 
     def listen(self) -> tuple[str, int, bytes] | None:
         """(host, port, token) of [pool] listen. ConfigError."""
-        from ..pool.guard import read_token
+        from ..pool.tokens import read_token
 
         text, file = self.pool.listen, self.pool.token_file
         if text is None:

@@ -11,15 +11,12 @@ import socket
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from ..errors import ConfigError
-from ..small_files import read_small
 from .jobs import PoolError
 from .wire import API_VERSION, VERSION_HEADER, ErrorBody
 
@@ -32,24 +29,7 @@ IDLE = 15.0
 UNREAD = 2.0
 """Seconds in which the rest of a refused request is read, so that its sender reads why."""
 LINGER = 0.5
-MIN_TOKEN = 20
 HEADERS = {VERSION_HEADER: API_VERSION, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-
-
-def read_token(path: str | Path) -> bytes:
-    """The token in a file, which others may not read. ConfigError, without the token."""
-    path = Path(path)
-    try:
-        mode = path.stat().st_mode
-        token = read_small(path, 4096).strip()
-    except OSError as error:
-        raise ConfigError("token_file", f"cannot be read: {error.strerror}", path) from None
-    if mode & 0o077:
-        raise ConfigError("token_file", "others may read or write it", path, hint=f"chmod 600 {path}")
-    if len(token) < MIN_TOKEN or not token.isascii() or any(byte <= 32 for byte in token):
-        how = f"umask 077; head -c 32 /dev/urandom | base64 > {path}"
-        raise ConfigError("token_file", f"a token is one line of at least {MIN_TOKEN} characters", path, hint=how)
-    return token
 
 
 @dataclass(eq=False)
