@@ -21,7 +21,8 @@ def modules() -> list[str]:
 
     tree = ast.parse(Path(GUEST_CODE, "bootstrap.py").read_text())
     names = [alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names]
-    return [name for name in names if name not in ("ssl_offload", "_ssl")]
+    own = {path.stem for path in GUEST_CODE.glob("*.py")}
+    return [name for name in names if name not in {"_ssl", *own}]
 
 
 def child(write: int) -> None:

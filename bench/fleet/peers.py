@@ -120,7 +120,8 @@ class Forker:
         try:
             assert process.stdout is not None
             async with asyncio.timeout(60):
-                await process.stdout.readline()
+                if await process.stdout.readline() != b"ready\n":
+                    raise RuntimeError("the fork server did not start")
             yield cls(process)
         finally:
             await _end([process])
