@@ -74,6 +74,8 @@ class Config:
         self.tables: dict[str, Any] = dict(tables or {})
         self.file = file
         self._text = text
+        self.changed: dict[str, dict[str, Any]] = {}
+        """By table: what `with_keys()` put into it, which is not in the text."""
         self.run: RunConfig = self.plugin("run", RunConfig)
 
     @classmethod
@@ -109,7 +111,9 @@ class Config:
     def with_keys(self, name: str, keys: Mapping[str, Any]) -> Config:
         """The same file with other values of these keys of the table `[name]`."""
         table = self.tables.get(name, {})
-        return Config({**self.tables, name: {**table, **keys} if isinstance(table, dict) else table}, self.file, self._text)
+        made = Config({**self.tables, name: {**table, **keys} if isinstance(table, dict) else table}, self.file, self._text)
+        made.changed = {**self.changed, name: {**self.changed.get(name, {}), **keys}}
+        return made
 
     def error(self, key: str, message: str) -> ConfigError:
         """A ConfigError about `key` (dotted; list elements by number) of this file."""

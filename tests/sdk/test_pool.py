@@ -277,3 +277,20 @@ def test_own_keys_go_before_the_files(monkeypatch: pytest.MonkeyPatch, tmp_path:
     file = Config({"pool": {"size": 9, "idle": 3}, "run": {"memory": "1G"}}, tmp_path / "agentfw.toml")
     table = file.with_keys("pool", {"size": 5}).plugin("pool", PoolConfig)
     assert (table.size, table.idle) == (5, 3) and file.plugin("pool", PoolConfig).size == 9
+
+
+def test_own_keys_reach_worker_processes(tmp_path: Any) -> None:
+    """A file goes to them as its text, and the keys are not in that."""
+    import msgspec
+    from agentfw.config import load_config
+    from agentfw.pool.config import PoolConfig
+    from agentfw.pool.messages import Configuration
+
+    file = tmp_path / "agentfw.toml"
+    file.write_text("[pool]\nsize = 9\nidle = 3\n[run]\nmemory = '1G'\n")
+    keys = {"size": 5, "templates": {"t": {"preload": ["x"]}}}
+    for config in (load_config(file), load_config(file).with_keys("pool", {"size": 7, "idle": 2}).with_keys("pool", keys)):
+        sent = msgspec.msgpack.decode(msgspec.msgpack.encode(Configuration.of(config)), type=Configuration).config()
+        assert sent.tables == config.tables and sent.run.memory == "1G"
+        assert sent.plugin("pool", PoolConfig) == config.plugin("pool", PoolConfig)
+    assert sent.plugin("pool", PoolConfig).size == 5 and sent.plugin("pool", PoolConfig).idle == 2

@@ -24,16 +24,22 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True):
     text: str
     file: str | None
     tables: dict[str, Any]
+    changed: dict[str, dict[str, Any]] = {}
+    """`Config.changed`"""
 
     @staticmethod
     def of(config: Config) -> Configuration:
         text = config.text
-        return Configuration(text, None if config.file is None else str(config.file), {} if text else config.tables)
+        file = None if config.file is None else str(config.file)
+        return Configuration(text, file, {} if text else config.tables, config.changed)
 
     def config(self) -> Config:
         """ConfigError."""
         file = None if self.file is None else Path(self.file)
-        return Config.parsed(self.text, file) if self.text else Config(self.tables, file)
+        config = Config.parsed(self.text, file) if self.text else Config(self.tables, file)
+        for name, keys in self.changed.items():
+            config = config.with_keys(name, keys)
+        return config
 
 
 # -- router -> worker
