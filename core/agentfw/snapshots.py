@@ -103,12 +103,23 @@ class Template:
         for directory in it.path:
             if directory in (it.stdlib, it.platstdlib):
                 continue
+            directory = self._on_host(directory)
             yield _identity(directory)
             for name in _names(directory):
                 if name.endswith(".pth"):
                     yield name + Path(directory, name).read_text(errors="replace")
                 elif name.partition(".")[0] in tops or name in ("sitecustomize.py", "usercustomize.py"):
                     yield from _tree(f"{directory}/{name}")
+
+    def _on_host(self, path: str) -> str:
+        """What the guest sees there: a module to preload may come by a mount."""
+        above = path
+        while above not in ("", "/"):
+            mount = self.view.mounts.get(above)
+            if mount is not None:
+                return f"{mount.host_path}{path[len(above) :]}"
+            above = os.path.dirname(above)
+        return path
 
 
 def _identity(path: str) -> str:

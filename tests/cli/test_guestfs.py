@@ -171,6 +171,20 @@ def test_a_preloaded_modules_source_counts(interpreter: guestfs.Interpreter, tmp
     assert template.key() != before
 
 
+@pytest.mark.parametrize("place", ["/lib/mine", "/lib/mine/below"])
+def test_so_does_that_of_one_that_a_mount_shows(interpreter: guestfs.Interpreter, tmp_path: Path, place: str) -> None:
+    folder = tmp_path / place.removeprefix("/lib/mine").strip("/")
+    folder.mkdir(exist_ok=True)
+    (folder / "mine.py").write_text("x = 1\n")
+    view = View()
+    guestfs.add_mounts(view, [guestfs.parse_mount(f"{tmp_path}:/lib/mine")])
+    more = replace(interpreter, path=(*interpreter.path, place))
+    template = snapshots.Template(more, view, preload=("mine",))
+    before = template.key()
+    (folder / "mine.py").write_text("x = 22\n")
+    assert template.key() != before
+
+
 def test_the_store_keeps_order(tmp_path: Path) -> None:
     store = snapshots.SnapshotStore(tmp_path / "s")
     store.directory.mkdir()
