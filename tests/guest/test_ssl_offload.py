@@ -112,6 +112,33 @@ def test_the_same_facts_as_natively(inside: Callable[..., str], runtime: FakeRun
     assert len(runtime.prefaces) == 1 and len(runtime.prefaces[0]["cas"]) == 1
 
 
+PUBLIC = """
+    import certifi, os, socket, ssl, sys
+    directory = ssl.get_default_verify_paths().openssl_capath
+    for file, place in ((certifi.where(), None), (certifi.where(), directory), (None, directory), (None, b"/nothing")):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(file, place)
+        if "tls" in sys.argv:
+            context.check_hostname = False
+            sock = socket.create_connection(socket.getaddrinfo("model.test", 0, type=socket.SOCK_STREAM)[0][4])
+            context.wrap_socket(sock, server_hostname="model.test").close()
+        else:
+            print(context.cert_store_stats(), len(context.get_ca_certs()))
+    for wrong in ((None, None), ("/nothing", directory)):
+        try:
+            context.load_verify_locations(*wrong)
+        except (TypeError, OSError) as error:
+            print(type(error).__name__)
+"""
+
+
+def test_public_stores_are_not_loaded_before_they_are_asked_for(inside: Callable[..., str], runtime: FakeRuntime) -> None:
+    """Parsing them costs tens of milliseconds, and megabytes of each agent."""
+    assert inside(PUBLIC) == inside(PUBLIC, AGENTFW_REAL="1")
+    inside(PUBLIC, "tls")
+    assert [(each["public"], each["cas"]) for each in runtime.prefaces] == [(True, [])] * 3 + [(False, [])]
+
+
 REFUSED = """
     import socket, ssl, sys
     context = ssl.create_default_context(cafile=sys.argv[1])

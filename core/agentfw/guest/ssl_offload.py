@@ -44,12 +44,16 @@ _VERSIONS = (
 _RealContext: Any = real._SSLContext  # typeshed keeps its private methods to itself
 
 
+def _is_public(directory: str) -> bool:
+    return os.path.realpath(directory) == os.path.realpath(real.get_default_verify_paths()[3])
+
+
 class Context(_RealContext):  # type: ignore[misc]  # ssl.SSLContext derives from it just so
     """`_ssl._SSLContext`, with client handshakes done by the host."""
 
     _afw_alpn: list[str]
     _afw_cas: list[bytes]
-    _afw_later: list[str | None]  # public stores not loaded yet; None: the default paths
+    _afw_later: list[tuple[str | None, str | None] | None]  # public stores not loaded yet; None: the default paths
     _afw_own_key: bool
     _afw_public: bool  # public authorities are trusted, too
 
@@ -75,24 +79,26 @@ class Context(_RealContext):  # type: ignore[misc]  # ssl.SSLContext derives fro
         self._afw_public = self._afw_public or not (file and directory) or is_bundle(file)
 
     def load_verify_locations(self, cafile: Any = None, capath: Any = None, cadata: Any = None) -> None:
-        if cafile is not None and capath is None and cadata is None:
-            path = os.fsdecode(cafile)
-            if is_bundle(path):
-                os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))  # it must be there, as ever
-                self._afw_later.append(path)
-                self._afw_public = True
-                return
+        file = None if cafile is None else os.fsdecode(cafile)
+        directory = None if capath is None else os.fsdecode(capath)
+        public = (file is None or is_bundle(file)) and (directory is None or _is_public(directory))
+        if public and cadata is None and (file or directory):
+            if file is not None:
+                os.close(os.open(file, os.O_RDONLY | os.O_CLOEXEC))  # it must be there, as ever (a directory need not)
+            self._afw_later.append((file, directory))
+            self._afw_public = True
+            return
         super().load_verify_locations(cafile, capath, cadata)
-        if cafile is not None:
-            if is_bundle(os.fsdecode(cafile)):
+        if file is not None:
+            if is_bundle(file):
                 self._afw_public = True
             else:
-                self._take_file(os.fsdecode(cafile))
-        if capath is not None:
-            if os.path.realpath(os.fsdecode(capath)) == os.path.realpath(real.get_default_verify_paths()[3]):
+                self._take_file(file)
+        if directory is not None:
+            if _is_public(directory):
                 self._afw_public = True
             else:
-                self._take_directory(os.fsdecode(capath))
+                self._take_directory(directory)
         if isinstance(cadata, str):
             self._afw_cas.extend(pem_certificates(cadata.encode("ascii")))
         elif cadata is not None:
@@ -130,11 +136,11 @@ class Context(_RealContext):  # type: ignore[misc]  # ssl.SSLContext derives fro
 
     def _load_later(self) -> None:
         later, self._afw_later = self._afw_later, []
-        for path in later:
-            if path is None:
+        for place in later:
+            if place is None:
                 super().set_default_verify_paths()
             else:
-                super().load_verify_locations(path)
+                super().load_verify_locations(*place)
 
     def cert_store_stats(self) -> Any:
         self._load_later()
