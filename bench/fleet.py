@@ -94,7 +94,7 @@ class Bench:
         options, place, book = self.options, self.world, self.book
         await self.phase("cells", lambda: self.cells(folder))
         await self.warm_pool()
-        await self.pool_of("sdk", {"size": options.agents, "idle": 0, "templates": {"sdk": {"preload": ["openai"]}}}, alive.sdk)
+        await self.pool_of("sdk", {"size": options.agents, "idle": 0, "sdk": options.agents}, alive.sdk)
         await self.pool_of("import", {"size": options.importing, "idle": options.importing}, alive.importing)
         if self.wants("calls", "flat"):
             size = max(options.callers, *options.counts)

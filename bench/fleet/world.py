@@ -40,10 +40,10 @@ shared = ["{host}:{port}"]
 host = "{host}:{port}"
 header = "authorization"
 value = "Bearer ${{env:MODEL_KEY}}"
-
-[pool.templates.sdk]
-preload = ["openai"]
 """
+
+SDK: dict[str, Any] = {"preload": ["openai", "fleet_preload"], "mount": [str(GUEST)], "env": {"PYTHONPATH": str(GUEST)}}
+"""The template "sdk": the SDK, and a module that uses it once."""
 
 
 class World:
@@ -55,8 +55,9 @@ class World:
         self._tls = ssl.create_default_context(cafile=directory / "ca.pem")
 
     def pool(self, **keys: Any) -> Pool:
-        """As an operator would start it: worker processes, unless `workers=None`."""
-        return Pool(self.directory / "agentfw.toml", **{"workers": self.workers, **keys})
+        """As an operator would start it: worker processes, unless `workers=None`. `sdk`: VMs warm of that template."""
+        templates = {"sdk": {**SDK, "idle": keys.pop("sdk", 0)}}
+        return Pool(self.directory / "agentfw.toml", **{"workers": self.workers, "templates": templates, **keys})
 
     def agent(self, hold: bool, seconds: float = 0, interval: float = 0) -> list[str]:
         """Arguments of fleet_agent.py."""
