@@ -158,10 +158,6 @@ class Engine:
     def counts(self) -> EngineCounts:
         return EngineCounts(len(self.tasks), self.idle, 1, self.counters["runs"])
 
-    def check(self, pool: PoolConfig, run: RunConfig) -> None:
-        if run.memory == "none":
-            raise ConfigError("memory", "a VM without memory")
-
     def reload(self, pool: PoolConfig, run: RunConfig) -> None:
         if os.environ.get("FAKE_ENGINE") == "stubborn" and self.counters["runs"]:
             raise ConfigError("idle", "no")

@@ -98,6 +98,7 @@ def test_all_take_it_or_none(tmp_path: Path, local: bool) -> None:
                 ((TEXT % ("three", "")).replace("workers = 2", "workers = 3"), "restart"),
                 ((TEXT % ("three", "")).replace("idle = 0", "idle = -1"), "idle"),
                 ((TEXT % ("three", "")).replace("[run]", '[run]\nmemory = "none"'), "memory"),
+                (TEXT % ("three", '[pool.templates.x]\nmount = ["/no/such/place:/data"]'), "template `x`"),
                 ((TEXT % ("three", "")).replace("[", "", 1), "TOML"),
                 *([(TEXT % ("three", "worker_refuses = true"), "not in a worker")] if not local else []),
             ):

@@ -26,7 +26,7 @@ from ..config import Config
 from ..errors import AgentfwError, ConfigError
 from ..plugins import load_plugins
 from ..runtime import Runtime
-from . import authority
+from . import authority, templates
 from .book import Book, Entry
 from .config import PoolConfig, TenantConfig
 from .jobs import DEFAULT_TEMPLATE, DEFAULT_TENANT, Job, JobInfo, JobResult, Output, PoolError, PoolInfo, State, Usage
@@ -356,6 +356,7 @@ class Router:
                 raise PoolError("bad_config", str(error), error.hint) from None
             except AgentfwError as error:
                 raise PoolError("bad_config", str(error)) from None
+            await templates.check(pool, config.run, (self.pool, self.config.run))
             configuration = Configuration.of(config)
             ready = [worker for worker in self.workers if worker.state == "ready"]
             await asyncio.gather(*(worker.link().ask(Check(configuration), Changed, RELOAD_SECONDS) for worker in ready))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -280,9 +280,6 @@ class Serving:
 
     def _check(self, config: Config) -> list[str]:
         assert self._runtime is not None
-        check: Callable[..., Any] | None = getattr(self._engine, "check", None)
-        if check is not None:
-            check(engine_config(config), config.run)
         return self._runtime.plugins.check(config)
 
     async def _apply(self, message: Apply) -> list[str]:

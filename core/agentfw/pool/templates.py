@@ -22,7 +22,7 @@ from ..sizes import vm_memory
 from ..snapshot_library import Library
 from ..snapshots import Progress, SnapshotStore, Template, TemplateError
 from .config import PoolConfig, TemplateConfig
-from .jobs import JOB_DIRECTORY, PoolError
+from .jobs import DEFAULT_TEMPLATE, JOB_DIRECTORY, PoolError
 
 AGAIN_SECONDS = (1.0, 60.0)
 """After a failure the same text is the answer for so long; doubled each time, up to the second."""
@@ -173,6 +173,17 @@ def template_of(config: TemplateConfig, run: RunConfig) -> tuple[Template, dict[
     view.cwd = JOB_DIRECTORY
     view.tidy()
     return template, {**default_environment(), **variables}
+
+
+async def check(pool: PoolConfig, run: RunConfig, before: tuple[PoolConfig, RunConfig]) -> None:
+    """PoolError "bad_config" if a template could not be made that is another one than `before`."""
+    for name in sorted({DEFAULT_TEMPLATE, *pool.templates}):
+        config = pool.template(name)
+        if config is not None and (run != before[1] or config != before[0].template(name)):
+            try:
+                await asyncio.to_thread(template_of, config, run)
+            except AgentfwError as error:
+                raise PoolError("bad_config", f"template `{name}`: {error}", getattr(error, "hint", "")) from None
 
 
 def _own(config: TemplateConfig, run: RunConfig, variables: Mapping[str, str]) -> Template:
