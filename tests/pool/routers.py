@@ -81,8 +81,8 @@ async def running(
     patience: Patience = QUICK,
     **pool: Any,
 ) -> AsyncIterator[Router]:
-    """A pool of two workers with four VMs each, unless `pool` says otherwise."""
-    config = Config({**(tables or {}), "pool": {"workers": 2, "size": 8, "idle": 2, **pool}})
+    """A pool of one worker with eight VMs, unless `pool` says otherwise."""
+    config = Config({**(tables or {}), "pool": {"workers": 1, "size": 8, "idle": 2, **pool}})
     router = Router(config, plugins, load=lambda: config, local=local, patience=patience, engine=ENGINE)
     await router.start()
     try:

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from agentfw.pool.jobs import PoolError
 
-from .routers import QUICK, finish, job, pool_test, running, stdout, until, until_running
+from .routers import QUICK, finish, job, pool_test, running, stdout, until
 
 
 @pool_test
 async def test_a_worker_that_dies_is_replaced_and_its_jobs_are_told() -> None:
-    async with running() as router:
+    async with running(workers=2) as router:
         before = {worker.number: worker.pid for worker in (await router.describe()).workers}
         bystander = await router.submit(job(["cat"], interactive=True))
         for how, status in (["die", 5], "exit status 5"), (["kill"], "killed by signal 9"):
@@ -46,11 +46,6 @@ async def test_a_worker_that_hangs_is_killed() -> None:
         info = await finish(router, ["hang", 50])
         assert info.result is not None and "did not answer" in info.result.text and "signal 9" in info.result.text
         assert not os.path.exists(f"/proc/{worker.pid}")  # noqa: ASYNC240, PTH110
-        info = await router.submit(job(["sleep", 50]))
-        await until_running(router, info.id)
-        (worker,) = (await router.describe()).workers
-        os.kill(worker.pid, signal.SIGSTOP)
-        assert "worker_lost" in (await router.wait(info.id)).result.text  # type: ignore[union-attr]
         assert (await finish(router)).result.status == 0  # type: ignore[union-attr]
 
 
@@ -95,8 +90,6 @@ async def test_a_job_that_kills_workers_is_not_run_for_ever() -> None:
     async with running(workers=1) as router:
         info = await finish(router, ["die", 1], retries=10)
         assert info.attempt == 3 and "3 workers ended under it" in info.result.text  # type: ignore[union-attr]
-        info = await finish(router, ["cat"], ["die", 1], retries=10, interactive=False)
-        assert info.attempt == 3
         info = await router.submit(job(["cat"], ["die", 1], retries=10, interactive=True))
         await router.feed(info.id, b"x", end=True)
         assert (await router.wait(info.id)).attempt == 1, "what it was fed is not kept"
