@@ -162,6 +162,19 @@ async def test_pipelines_are_not_kept_without_bound(tmp_path: Path) -> None:
 
 
 @async_test
+async def test_upgrades_come_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "IDLE", 0.3)
+    async with served(tmp_path / "s") as pool:
+        for kind in ("h2c", "websocket"):
+            head = request("GET", "/v1/pool", f"Upgrade: {kind}", "HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA").replace(
+                b"Connection: close", b"Connection: Upgrade, HTTP2-Settings"
+            )
+            got = await raw(pool.path, head + bytes(200_000) + request("GET", "/v1/pool"))
+            assert got.startswith(b"HTTP/1.1 200 OK") and b"Python" not in got.partition(b"\r\n\r\n")[0]
+        assert (await pool.client.describe()).state == "ready"
+
+
+@async_test
 async def test_so_many_connections_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "CONNECTIONS", 3)
     async with served(tmp_path / "s") as pool:

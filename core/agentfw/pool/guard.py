@@ -29,7 +29,7 @@ IDLE = 15.0
 UNREAD = 2.0
 """Seconds in which the rest of a refused request is read, so that its sender reads why."""
 LINGER = 0.5
-HEADERS = {VERSION_HEADER: API_VERSION, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+HEADERS = {"Server": "agentfw", VERSION_HEADER: API_VERSION, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 @dataclass(eq=False)
