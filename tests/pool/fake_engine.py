@@ -41,7 +41,7 @@ class Engine:
     def __init__(self, runtime: Runtime, pool: PoolConfig, run: RunConfig, *, size: int, idle: int, store: object = None) -> None:
         self.runtime = runtime
         self.pool = pool
-        self.size = size
+        self.vms = asyncio.Semaphore(size)
         self.idle = idle
         self.tasks: dict[str, asyncio.Task[Any]] = {}
         self.jobs: dict[str, tuple[list[Any], Any]] = {}
@@ -60,15 +60,15 @@ class Engine:
     async def run(self, job: Job, job_id: str, events: Any, stdin: AsyncIterator[bytes] | None) -> JobResult:
         task = asyncio.current_task()
         assert task is not None
-        assert len(self.tasks) < self.size, "more jobs than VMs"
         self.tasks[job_id] = task
         self.counters["runs"] += 1
         agent = Agent(job_id, job.name or job_id, {**job.labels, "tenant": job.tenant})
         result = JobResult(kind="internal", text="given up")
         try:
             await self.runtime.admit(agent)
-            events.started(0.001)
-            result = await self._do(agent, json.loads(job.target), job, events, stdin)
+            async with self.vms:
+                events.started(0.001)
+                result = await self._do(agent, json.loads(job.target), job, events, stdin)
         except asyncio.CancelledError:
             if self.signals.get(job_id) is None:
                 raise

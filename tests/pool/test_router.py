@@ -127,7 +127,7 @@ async def test_signals(local: bool) -> None:
 @BOTH
 @pool_test
 async def test_forks(local: bool) -> None:
-    async with running(local=local, size=8) as router:
+    async with running(local=local, size=8, queue=50) as router:
         info = await router.submit(job(["out", "before"], ["sleep", 0.3], ["agent"], ["exit", 4]))
         with pytest.raises(PoolError, match="does not run"):
             await router.fork((await router.submit(job())).id, 0 + 1)
@@ -146,9 +146,14 @@ async def test_forks(local: bool) -> None:
         sleeper = await router.submit(job(["sleep", 60]))
         await until_running(router, sleeper.id)
         with pytest.raises(PoolError) as caught:
-            await router.fork(sleeper.id, 8)
+            await router.fork(sleeper.id, 100)
         assert caught.value.code == "pool_full"
         assert len(await router.jobs()) == 6, "copies that are not are not in the book"
+        await router.signal(sleeper.id, 9)
+        parent = await router.submit(job(["sleep", 0.3], ["out", "x"]))
+        await until_running(router, parent.id)
+        copies = await router.fork(parent.id, 20)  # more than VMs: they wait for them
+        assert {_end(await router.wait(copy.id)) for copy in copies} == {("code", 0)}
 
 
 @BOTH

@@ -63,7 +63,7 @@ MAX_LOSSES = 3
 """Workers that a job may take with it; then it is not run again, whatever its `retries`."""
 MAX_SIGNALS = 64
 """Kept for a job that waits."""
-MAX_FORK = 1024
+MAX_FORK = 256
 FEED = 128 << 10
 """Bytes of standard input in a message."""
 LOOK_SECONDS = 2.0
@@ -254,8 +254,8 @@ class Router:
             raise PoolError("unsupported", f"job `{job_id}` does not run: it is {entry.state}")
         worker = self.workers[entry.worker]
         channel = worker.link()
-        if worker.load + count > worker.slots:
-            self._full(f"worker {worker.number}, which has the job, has room for {max(0, worker.slots - worker.load)} more")
+        if worker.load + count > worker.slots + self.pool.queue:  # they wait for VMs there: what was saved is in that worker
+            self._full(f"worker {worker.number}, which has the job, has {worker.load} (`queue`)")
         if not self._waiting.may_run(entry.job.tenant, count):
             self._full(f"tenant `{entry.job.tenant}` may not run {count} more (its `running`)")
         job = msgspec.structs.replace(entry.job, files={}, stdin=b"", interactive=False, retries=0)
