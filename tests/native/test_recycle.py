@@ -1,9 +1,11 @@
 """VMs that are put back after their end: who is kept, who is not, and that the next life begins as any other."""
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
+from agentfw_vmm._lib import lib
 from agentfw_vmm.cell import Cell
 
 from . import bare
@@ -39,6 +41,7 @@ void run(void)
     case 'h': CTL->sq_tail = CTL->sq_tail + 1000; kick();
     case 'f': *(volatile char *)0x1000 = 1;
     case 'c': CHECK(call(AFW_OP_COMMIT, 0x40000000, 1, 0, 0, 0, 0) == 0); *(volatile char *)0x40000000 = 1; leave(7);
+    case 'q': for (;;) call(AFW_OP_FLOW_KICK, AFW_FLOW_STDERR, 0, 0, 0, 0, 0);
     case 'w': for (;;) { CTL->deadline = ~0ull; park(); }
     }
     leave(1);
@@ -156,3 +159,37 @@ def test_many_vms_of_several_runners(bare_cell, guest, tmp_path):
             assert [numbers.recycled for _, numbers in found] == [int(turn > 0)] * 6
 
     run(bare_cell, guest(GUEST), tmp_path / "snapshot", main, vms=6, runners=2)
+
+
+def test_commands_that_come_too_late_do_nothing(bare_cell, guest, tmp_path):
+    async def main(cell, recorder):
+        await life(cell, recorder, "e")
+        for kind in (lib.AFW_CMD_KILL, lib.AFW_CMD_WAKE, lib.AFW_CMD_LIMIT, lib.AFW_CMD_RULES, lib.AFW_CMD_SAVE):
+            cell._command(0, kind, 0)
+        cell._command(0, lib.AFW_CMD_SIGNAL, 0, 15)
+        for _ in range(2):
+            end, numbers = await life(cell, recorder, "e")
+            assert (end.kind, end.code, numbers.recycled) == ("code", 7, 1)
+
+    run(bare_cell, guest(GUEST), tmp_path / "snapshot", main)
+
+
+def test_an_end_that_cannot_be_told_at_once(bare_cell, guest, tmp_path):
+    async def main(cell, recorder):
+        for turn in range(3):
+            for vm in (0, 1):
+                recorder.exits.pop(vm, None)
+                cell.restore(vm, 1000)
+                assert await line(cell, vm) == b"a-\n"
+                assert cell.statistics(vm).recycled == (turn > 0)
+            await cell.stream(0, 0).send(b"q")
+            await asyncio.sleep(0.05)
+            await cell.stream(1, 0).send(b"e")
+            await asyncio.sleep(0)
+            time.sleep(0.2)  # noqa: ASYNC251 (nobody takes events: the queue is full when VM 1 ends)
+            await recorder.until(lambda: 1 in recorder.exits)
+            assert recorder.exits[1].code == 7
+            cell.kill(0)
+            await recorder.until(lambda: 0 in recorder.exits)
+
+    run(bare_cell, guest(GUEST), tmp_path / "snapshot", main, vms=2)
