@@ -40,6 +40,12 @@ class Run:
             self.changed.notify_all()
 
 
+def _send(process: asyncio.subprocess.Process, number: int) -> None:
+    """Not by its send_signal(): that of Python 3.11 may take the exit status away from asyncio."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, number)
+
+
 class FakeBackend:
     """`limit`: jobs in all, more are refused. `forgotten`: what became of the first bytes of all output."""
 
@@ -94,7 +100,7 @@ class FakeBackend:
         )  # fmt: skip
         await run.change(state="running", started=time.time(), worker=0)
         if run.killed:
-            os.kill(run.process.pid, signal.SIGKILL)
+            _send(run.process, signal.SIGKILL)
         assert run.process.stdin is not None
         run.process.stdin.write(job.stdin)
         if not job.interactive:
@@ -105,7 +111,7 @@ class FakeBackend:
             await asyncio.wait_for(asyncio.shield(run.process.wait()), job.limits.seconds)
         except TimeoutError:
             timed_out = True
-            os.kill(run.process.pid, signal.SIGKILL)
+            _send(run.process, signal.SIGKILL)
         await pumps
         code = await run.process.wait()
         usage = Usage(seconds=time.monotonic() - began, stdout=run.written[1], stderr=run.written[2])
@@ -188,8 +194,7 @@ class FakeBackend:
         run = self._find(job_id)
         run.killed = run.killed or (number == 9 and run.info.state != "done")
         if run.process is not None and run.info.state != "done":
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(run.process.pid, number)  # send_signal() of Python 3.11 may take the exit status away from asyncio
+            _send(run.process, number)
 
     async def fork(self, job_id: str, count: int) -> list[JobInfo]:
         run = self._find(job_id)
