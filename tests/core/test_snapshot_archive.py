@@ -356,6 +356,7 @@ def test_heads() -> None:
         ({"n_extents": 2**32 - 1}, "out of bounds"),
         ({"memory_limit": 1 << 60}, "out of bounds"),
         ({"vcpu_size": size + 1}, "out of bounds"),
+        ({"commit_chunks": (1 << 480) - 1}, "out of bounds"),  # more memory than its limit
     ):
         with pytest.raises(SnapshotError, match=text):
             parse_head(bytes(head(size, **change)), size)

@@ -14,6 +14,8 @@ from ._lib import lib, take
 from .errors import CellError
 
 CHUNK = 32 << 20
+BOOT = 64 << 20
+"""Committed in any VM, whatever its limit."""
 SPACE = 16 << 30
 
 
@@ -62,7 +64,9 @@ def parse_head(data: bytes, size: int) -> SnapshotHead:
         raise SnapshotError("the file is damaged: its size is not what its head says")
     extents = [head.extent[i] for i in range(min(head.n_extents, lib.AFW_SNAPSHOT_EXTENTS))]
     inside = all(each.size <= size and each.offset <= size - each.size and each.gpa <= SPACE for each in extents)
-    if head.n_extents > lib.AFW_SNAPSHOT_EXTENTS or head.memory_limit > SPACE or not inside or head.vcpu_size > size:
+    committed = sum(int(word).bit_count() for word in head.commit_chunks) * CHUNK
+    large = head.memory_limit > SPACE or head.vcpu_size > size or committed > max(BOOT, head.memory_limit + CHUNK)
+    if head.n_extents > lib.AFW_SNAPSHOT_EXTENTS or not inside or large:
         raise SnapshotError("the file is damaged: sizes out of bounds")
     return SnapshotHead(
         format=int(head.format),
@@ -74,7 +78,7 @@ def parse_head(data: bytes, size: int) -> SnapshotHead:
         xcr0=int(head.xcr0),
         needs=_needs([int(word) for word in head.needs]),
         memory=int(head.memory_limit),
-        committed=sum(int(word).bit_count() for word in head.commit_chunks) * CHUNK,
+        committed=committed,
         stored=sum(int(each.size) for each in extents),
         extents=int(head.n_extents),
         state=int(head.vcpu_size),
