@@ -2,8 +2,11 @@
 
 import asyncio
 import os
+import signal
+import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
@@ -468,3 +471,40 @@ def test_sites_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     handler = start(tmp_path, body + FOREVER, test)
     assert not handler.failures
     assert len(list((tmp_path / "cache/agentfw/sites").iterdir())) == 1
+
+
+def test_a_signal_goes_to_a_thread_of_that_cell_or_to_nobody() -> None:
+    """A cell says which of its threads runs a guest, and may lie."""
+
+    async def body(child: subprocess.Popen[bytes], heard: list[int]) -> None:
+        peer = Peer(vms=1)
+        try:
+            peer.cell.restore(0, 1)
+            await peer.settle()
+            _lib.lib.afw_worker_process(peer.cell.worker, child.pid)
+            for lie in (threading.get_native_id(), os.getpid(), 1, 2**31, 2**32 - 1, 0):
+                peer.memory.set_index(0, "inside", lie)
+                peer.cell.signal(0, 1)
+                await peer.settle()
+            assert not heard and child.poll() is None
+            peer.memory.set_index(0, "inside", child.pid)
+            _lib.lib.afw_worker_process(peer.cell.worker, 0)  # it is gone: nobody is meant
+            peer.cell.signal(0, 1)
+            await peer.settle()
+            assert child.poll() is None
+            _lib.lib.afw_worker_process(peer.cell.worker, child.pid)
+            peer.cell.signal(0, 1)
+            await peer.settle()
+            assert child.wait(10) == -signal.SIGUSR1
+        finally:
+            peer.close()
+
+    heard: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(number))
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        asyncio.run(body(child, heard))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        child.kill()
+        child.wait()
