@@ -48,6 +48,9 @@ class Engine:
         self.signals: dict[str, list[int]] = {}
         self.counters: Counter[str] = Counter()
 
+    def deal(self, parts: dict[str, float]) -> dict[str, tuple[float, float]]:
+        return {}
+
     def usage(self) -> dict[str, Usage]:
         return {job_id: Usage(cpu_seconds=1.5) for job_id in self.tasks}
 

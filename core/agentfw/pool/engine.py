@@ -16,7 +16,7 @@ import itertools
 import logging
 import math
 import os
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping, Sequence
 
 import msgspec
 from agentfw_vmm import Cell, CellHandler
@@ -381,6 +381,12 @@ class Engine:
             return Cell.start(config, handler)
 
         return start
+
+    def deal(self, parts: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+        """Of a pool's engines together: what tenants' VMs may use here (cores; who is not named: as much as there is), until it
+        is said again or a second has passed. -> by tenant, seconds of CPU time that its cells used and waited for so far."""
+        self._shares.dealt(parts)
+        return dict(self._shares.totals)
 
     # -- each second
 

@@ -100,6 +100,12 @@ class Look(_Message, frozen=True):
     """Question; answered with Used."""
 
 
+class Deal(_Message, frozen=True):
+    """Question: what tenants' VMs may use of the CPU here, cores; those not named: as much as there is. Answered with Spent."""
+
+    parts: dict[str, float]
+
+
 class Check(_Message, frozen=True):
     """Question; could this be the configuration? Answered with Changed."""
 
@@ -178,6 +184,12 @@ class Used(msgspec.Struct, frozen=True, array_like=True):
     runs: dict[str, Usage]
 
 
+class Spent(msgspec.Struct, frozen=True, array_like=True):
+    """Tenant -> seconds of CPU time that its cells have used since the start, and seconds that they waited for the CPU."""
+
+    tenants: dict[str, tuple[float, float]]
+
+
 class Changed(msgspec.Struct, frozen=True, array_like=True):
     tables: list[str]
 
@@ -186,5 +198,5 @@ class Body(msgspec.Struct, frozen=True, array_like=True):
     data: bytes
 
 
-ToWorker = Setup | Run | Signal | Stop | Feed | Fork | Ping | Statistics | Look | Check | Apply
+ToWorker = Setup | Run | Signal | Stop | Feed | Fork | Ping | Statistics | Look | Deal | Check | Apply
 ToRouter = Ready | Failed | Started | Wrote | Ended | Ask

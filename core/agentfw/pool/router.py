@@ -26,7 +26,7 @@ from ..config import Config
 from ..errors import AgentfwError, ConfigError
 from ..plugins import load_plugins
 from ..runtime import Runtime
-from . import authority, templates
+from . import authority, dealing, templates
 from .book import Book, Entry
 from .config import PoolConfig, TenantConfig
 from .jobs import DEFAULT_TEMPLATE, DEFAULT_TENANT, Job, JobInfo, JobResult, Output, PoolError, PoolInfo, State, Usage
@@ -106,6 +106,7 @@ class Router:
         self._reloading = asyncio.Lock()
         self._generation = 0
         """Of the configuration."""
+        self._dealing: asyncio.Task[None] | None = None
         self._empty: set[asyncio.Future[None]] = set()
         """For the end of the last job."""
 
@@ -134,11 +135,16 @@ class Router:
             await self.close()
             raise
         self._state = "ready"
+        if len(self.workers) > 1:
+            self._dealing = asyncio.create_task(dealing.deal_always(lambda: self.workers, self._weight))
         self._pump()
 
     async def close(self) -> None:
         """Kill what runs, end the workers. Jobs that have not ended are told to have been killed. Idempotent."""
         self._state = "stopping"
+        if self._dealing is not None:
+            self._dealing.cancel()
+            await asyncio.gather(self._dealing, return_exceptions=True)
         for entry in [entry for entry in self.book if entry.state == "queued"]:
             self._waiting.remove(entry)
             self._end(entry, JobResult(kind="killed", text="the pool was stopped"))
@@ -501,6 +507,9 @@ class Router:
 
     def _tenant(self, name: str) -> TenantConfig:
         return self.pool.tenants.get(name) or _NO_TENANT
+
+    def _weight(self, tenant: str) -> float:
+        return self._tenant(tenant).share
 
     def _at_once(self, tenant: str) -> bool:
         """A job of this tenant would not wait."""

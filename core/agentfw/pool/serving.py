@@ -25,6 +25,7 @@ from .messages import (
     Changed,
     Check,
     Counts,
+    Deal,
     Done,
     Ended,
     Failed,
@@ -37,6 +38,7 @@ from .messages import (
     Run,
     Setup,
     Signal,
+    Spent,
     Started,
     Statistics,
     Stop,
@@ -170,6 +172,8 @@ class Serving:
             return Numbers(self._numbers())
         if isinstance(message, Look):
             return Used(self._engine.usage())
+        if isinstance(message, Deal):
+            return Spent(self._engine.deal(message.parts))
         if isinstance(message, Check):
             return Changed(self._check(message.configuration.config()))
         if isinstance(message, Apply):

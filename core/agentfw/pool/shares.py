@@ -93,6 +93,9 @@ class Shares:
         self.capacity = capacity or float(len(os.sched_getaffinity(0)))
         self.parts: dict[str, float] = {}
         """Cores of each tenant that is limited now."""
+        self.totals: dict[str, tuple[float, float]] = {}
+        """Of each tenant with cells: seconds that they used, and waited for the CPU."""
+        self._dealt: tuple[float, Mapping[str, float]] | None = None
         self._capacity = self.capacity
         self._short: dict[str, float] = {}  # of `parts`, those who would take more
         self._cells = cells
@@ -100,10 +103,19 @@ class Shares:
         self._seen: dict[Limited, _Seen] = {}
         self._at: float | None = None
 
+    def dealt(self, parts: Mapping[str, float]) -> None:
+        """Somebody who sees more than this (`agentfw.pool.dealing`) says what tenants may use, cores; who is not named may use
+        what there is. It holds for a second; meanwhile this is when it is looked."""
+        now = time.monotonic()
+        self._dealt = now + 5 * PERIOD, parts
+        self.look(now)
+
     async def run(self) -> None:
         while True:
             try:
-                self.look(time.monotonic())
+                if self._dealt is None or self._dealt[0] < time.monotonic():
+                    self._dealt = None
+                    self.look(time.monotonic())
             except Exception:  # without it tenants are not limited as they should be, but go on
                 log.exception("CPU shares could not be dealt out")
             await asyncio.sleep(PERIOD)
@@ -118,6 +130,17 @@ class Shares:
             del self._seen[gone]
         self._measure(present, seconds)
         if seconds <= 0:
+            return
+        self._add_up(tenants, seconds)
+        if self._dealt is not None:
+            self.parts = {name: part for name, part in self._dealt[1].items() if name in tenants}
+            self._short = {}
+            for name, (_, cells) in tenants.items():
+                if name in self.parts:
+                    self._deal(self.parts[name], cells)
+                else:
+                    for cell in cells:
+                        self._tell(cell, None)
             return
         wants = {name: _sum(self._want(cell) for cell in cells) for name, (_, cells) in tenants.items()}
         capacity = self._there_is(tenants)
@@ -135,6 +158,15 @@ class Shares:
         for name, part in self.parts.items():
             # Who uses less than its due may have it at once when it needs it, not only after the next look.
             self._deal(max(part, fair.get(name, min(fair.values(), default=capacity))), tenants[name][1])
+
+    def _add_up(self, tenants: Mapping[str, tuple[float, list[Limited]]], seconds: float) -> None:
+        for gone in self.totals.keys() - tenants.keys():
+            del self.totals[gone]
+        for name, (_, cells) in tenants.items():
+            used, waited = self.totals.get(name, (0.0, 0.0))
+            used += _sum(self._seen[cell].rate for cell in cells) * seconds
+            waited += _sum(self._seen[cell].wait for cell in cells) * seconds
+            self.totals[name] = used, waited
 
     def _there_is(self, tenants: Mapping[str, tuple[float, list[Limited]]]) -> float:
         """Cores for all. Others use this machine, too, and our own workers do. That matters once somebody waits for the CPU and
