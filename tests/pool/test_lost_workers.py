@@ -13,9 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from agentfw.config import Config
 from agentfw.pool.jobs import PoolError
+from agentfw.pool.router import Router
 
-from .routers import QUICK, finish, job, pool_test, running, stdout, until
+from .routers import ENGINE, QUICK, finish, job, pool_test, running, stdout, until
 
 
 @pool_test
@@ -140,3 +142,19 @@ def test_nothing_is_left_of_a_router_that_is_killed(nothing_left: None, tmp_path
             os.waitpid(pid, 0)
         assert not Path(f"/proc/{pid}").exists()
     assert not list(tmp_path.iterdir())
+
+
+@pool_test
+async def test_a_pool_that_is_closed_while_it_starts() -> None:
+    for delay in (0, 0.02, 0.2):
+        config = Config({"pool": {"workers": 2, "size": 2, "idle": 0}})
+        router = Router(config, (), load=lambda config=config: config, patience=QUICK, engine=ENGINE)  # type: ignore[misc]
+        starting = asyncio.ensure_future(router.start())
+        await asyncio.sleep(delay)
+        await router.close()
+        try:
+            await starting
+        except PoolError as error:
+            assert "stopped" in str(error)
+        else:
+            assert delay > 0.1, "it cannot have been so quick"

@@ -119,6 +119,7 @@ class Router:
             runtime = Runtime(asyncio.get_running_loop(), manager, self.config)
             await runtime.start()
             self.runtime = runtime
+            self._check_not_closed()
             if self._local:
                 self.workers = [LocalWorker(self, runtime, self._patience)]
             else:
@@ -131,6 +132,7 @@ class Router:
                 for start in starts:
                     start.cancel()
                 await asyncio.gather(*starts, return_exceptions=True)
+            self._check_not_closed()
         except BaseException:
             await self.close()
             raise
@@ -518,6 +520,10 @@ class Router:
     def _output_limit(self, job: Job) -> int:
         most = self.pool.limits.output
         return most if job.limits.output is None else min(most, job.limits.output)
+
+    def _check_not_closed(self) -> None:
+        if self._state == "stopping":
+            raise PoolError("unavailable", "the pool was stopped while it started")
 
     def _check_open(self) -> None:
         if self._state in ("draining", "stopping"):

@@ -235,7 +235,16 @@ class ProcessWorker(Worker):
         self.lost(reason)
 
     async def _live(self) -> None:
+        """One process after the other."""
         assert self._first is not None
+        try:
+            await self._processes(self._first)
+        finally:
+            if not self._first.done():  # closed before it began
+                self._first.set_exception(PoolError("unavailable", "the pool was stopped"))
+                self._first.exception()  # whether anybody waits for it or not
+
+    async def _processes(self, first: asyncio.Future[None]) -> None:
         loop = asyncio.get_running_loop()
         delay = 0.0
         while not self._closing:
@@ -244,13 +253,13 @@ class ProcessWorker(Worker):
             try:
                 reason = await self._serve()
             except PoolError as error:  # it did not become ready
-                if not self._first.done():
-                    self._first.set_exception(error)
+                if not first.done():
+                    first.set_exception(error)
                     return
                 reason = str(error)
             except OSError as error:  # no memory, no descriptors
-                if not self._first.done():
-                    self._first.set_exception(PoolError("internal", f"a worker cannot be started: {error.strerror}"))
+                if not first.done():
+                    first.set_exception(PoolError("internal", f"a worker cannot be started: {error.strerror}"))
                     return
                 reason = f"it cannot be started: {error.strerror}"
             except Exception as error:
@@ -310,6 +319,8 @@ class ProcessWorker(Worker):
             how = await self._end_process(pidfd, by_us)
             reason = f"{lost.result()} ({how})"
             self._owner.worker_lost(self, reason)
+        if not ready.done() and self._closing:
+            raise PoolError("unavailable", "the pool was stopped while it started")
         if not ready.done():
             raise PoolError("internal", f"worker {self.number} did not start: {reason}", "its own words are in the log")
         return reason
