@@ -60,6 +60,9 @@ class Engine:
     def counts(self) -> Counts:
         return Counts(0, 0, 0)
 
+    def deal(self, parts: dict[str, float]) -> dict[str, tuple[float, float]]:
+        return {}
+
     def reload(self, pool: Any, run: Any) -> None:
         pass
 
