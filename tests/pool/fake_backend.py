@@ -61,10 +61,12 @@ class FakeBackend:
         self._directory = Path(tempfile.mkdtemp(prefix="agentfw-fake-"))
 
     async def close(self) -> None:
-        for run in self.runs.values():
-            await self.signal(run.info.id, 9)
-        await asyncio.gather(*self._tasks)
-        shutil.rmtree(self._directory)
+        try:
+            for run in self.runs.values():
+                await self.signal(run.info.id, 9)
+            await asyncio.gather(*self._tasks)
+        finally:
+            shutil.rmtree(self._directory)
 
     def _find(self, job_id: str) -> Run:
         if job_id not in self.runs:
