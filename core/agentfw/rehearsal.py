@@ -19,17 +19,6 @@ from .lives import Host, Life
 from .snapshots import SnapshotStore, Template, cell_config
 
 _PID = 1000
-_NAME = "rehearsal.py"
-_SCRIPT = b"""import time
-
-def main():
-    print("rehearsed", flush=True)
-    time.sleep(1000)
-
-if __name__ == "__main__":
-    main()
-"""
-"""What every program has in it and no more; how it ends does not belong to what is populated when it begins."""
 _PARK_SECONDS = 0.05
 """Until a VM that said that it is warm, or printed, stands still. If it is too short, pages are in the wrong set."""
 
@@ -47,7 +36,7 @@ async def rehearse(store: SnapshotStore, template: Template, snapshot: Path, key
         config = cell_config(template, vms=1, runners=1, snapshot_in=snapshot, key=key, hot_out=part)
         host.cell = await Cell.start(config, host)
         life = host.lives[0] = Life(Agent("rehearsal", "rehearsal"), host, 0)
-        job = Job("script", f"/tmp/{_NAME}", (), default_environment(), "/tmp", files={_NAME: _SCRIPT})
+        job = Job("script", "/run/agentfw/rehearsal.py", (), default_environment(), template.view.cwd)
         try:
             host.cell.restore(0, _PID)
             host.cell.stream(0, 0).send_eof()

@@ -10,8 +10,9 @@ from .cells import Counts, PoolCell, Vm, no_vms
 from .jobs import Isolation
 from .templates import Prepared
 
-CELL_VMS = 64
-"""VMs that a cell holds at most; more slow each other down."""
+CELL_VMS = 32
+"""VMs of a cell. Each page that one of them is given, and each change of a mapping, is told to KVM of all in the process: with 64
+a job costs 0.6 core-ms more than with 32, which cost 0.2 core-ms more a VM for the processes themselves (bench/warm.py)."""
 FALL = 0.9
 """By which the number of VMs that a group had in use falls a second, for how many it keeps."""
 PAUSE_SECONDS = (0.1, 30.0)
