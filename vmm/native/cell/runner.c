@@ -385,7 +385,7 @@ static uint64_t look_around(struct runner *r)
         if (m->saving) {
             uint64_t until;
             save_look(m);
-            if (save_tell(m, now = now ? now : clock_mono(), &until))
+            if (m->saving && save_tell(m, now = now ? now : clock_mono(), &until))
                 nearest = until < nearest ? until : nearest;
         }
         uint64_t deadline = m->state == RUN_PARKED || (m->state == RUN_KEPT && !m->clean) ? m->deadline
