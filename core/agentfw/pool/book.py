@@ -127,6 +127,8 @@ class Book:
         self._entries: dict[str, Entry] = {}
         self._ended: dict[str, Entry] = {}
         """In the order of their ends."""
+        self._writing: dict[str, Entry] = {}
+        """Those that have written something and have not ended."""
         self._with_output: dict[str, Entry] = {}
         """Those of `_ended` whose output is still here."""
 
@@ -183,6 +185,7 @@ class Book:
         if entry.state == "done":
             raise ValueError("a job that is done wrote something")
         before = entry.output.cost
+        self._writing[entry.id] = entry
         entry.output.add(stream, data)
         self.output_bytes += entry.output.cost - before
         if self.output_bytes > self.keep_output:
@@ -201,6 +204,7 @@ class Book:
         entry.job = msgspec.structs.replace(entry.job, target="", args=(), env={}, files={}, stdin=b"")
         entry.signals.clear()
         self.finished += 1
+        self._writing.pop(entry.id, None)
         self._ended[entry.id] = entry
         if entry.output.cost:
             self._with_output[entry.id] = entry
@@ -209,6 +213,7 @@ class Book:
     def remove(self, entry: Entry) -> None:
         """It never was: nobody has been told of it."""
         del self._entries[entry.id]
+        self._writing.pop(entry.id, None)
         self.counts[entry.state] -= 1
         self.payload -= entry.size
         self.output_bytes -= entry.output.cost
@@ -265,7 +270,7 @@ class Book:
         # Rare, and then much is dropped at once, so that looking through all that run costs little.
         wanted = self.keep_output - self.keep_output // 8
         while self.output_bytes > wanted:
-            most = max((entry for entry in self if entry.state != "done"), key=lambda entry: entry.output.cost, default=None)
+            most = max(self._writing.values(), key=lambda entry: entry.output.cost, default=None)
             if most is None or not most.output.cost:
                 return
             target = most.output.cost // 2
