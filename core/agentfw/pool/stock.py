@@ -183,12 +183,13 @@ class Stock:
         """Those that wait; -> the room that is left."""
         taken: list[tuple[Wait, Vm]] = []
         coming: Counter[Group] = Counter()
+        stuck: set[Group] = set()
         ending = self.count["ending"]
         for entry in self.queue.in_order():
             if room <= 0 and self.count["idle"] == 0:
                 break
             group = entry.group
-            if entry.future.done():
+            if entry.future.done() or group in stuck:
                 continue
             vm = group.claim()
             if vm is not None:
@@ -201,6 +202,8 @@ class Stock:
             if room > 0:
                 if self._make(group):
                     room -= 1
+                else:
+                    stuck.add(group)  # its runners are busy, or it pauses after a failure
             elif ending > 0:
                 ending -= 1  # its room is on the way
             elif not self.exhausted and (victim := self._victim(group)) is not None:
