@@ -7,6 +7,7 @@ from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any, Literal
 
+from agentfw.pool import stock
 from agentfw.pool.cells import CellLike, Loss, Vm
 from agentfw.pool.groups import CELL_VMS, Group, GroupKey, Trouble
 from agentfw.pool.stock import Stock
@@ -14,10 +15,13 @@ from agentfw.pool.templates import Prepared
 from agentfw_vmm import CellError, CellHandler, VmExit, VmStatistics
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from .fake_cells import FakeCell
 
+Kind = Literal["code", "signal"]
+KINDS: st.SearchStrategy[Kind] = st.sampled_from(["code", "code", "code", "signal"])
+ISOLATIONS = st.sampled_from(["cell", "cell", "process"])
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
 """To make a failing example smaller takes minutes; forty steps can be read."""
 TEMPLATES: Any = [Prepared(name, None, Path(), b"", {}, {}) for name in ("plain", "other")]  # type: ignore[arg-type]
@@ -63,6 +67,8 @@ class Pool(RuleBasedStateMachine):
         self.errors: list[object] = []
         self.loop.set_exception_handler(lambda loop, context: self.errors.append(context.get("exception") or context["message"]))
         self.floor = 99
+        self.smooth = False
+        self.whose: dict[FakeCell, str] = {}
         self.starting: list[tuple[asyncio.Future[FakeCell], CellHandler, int]] = []
         self.cells: list[tuple[FakeCell, Group]] = []
         self.jobs: list[Job] = []
@@ -73,10 +79,12 @@ class Pool(RuleBasedStateMachine):
             return Stock(5, self.start, terms=lambda tenant: (2.0 if tenant == "b" else 1.0, self.limits.get(tenant)),
                          runners=lambda vms: 2, recycle=True)  # fmt: skip
 
+        stock.SPARE_SIZE = 4
         self.stock = self.loop.run_until_complete(make())
         self.stock.idle_most = 3
         self.aimed = self.stock.group(GroupKey("a", TEMPLATES[0], "cell"))
         self.aimed.target = 2
+        self.loop.call_soon(self.stock.soon, self.aimed)
         self.step()
 
     def start(self, group: Group) -> Any:
@@ -103,6 +111,20 @@ class Pool(RuleBasedStateMachine):
                 await asyncio.sleep(0)
 
         self.loop.run_until_complete(turns())
+        while self.smooth and (self.starting or self.alive("warming")):
+            for future, handler, vms in self.starting:
+                future.set_result(FakeCell(handler, vms, True))
+            self.starting.clear()
+            self.loop.run_until_complete(turns())
+            for vm in self.alive("warming"):
+                vm.cell.native.stream(vm.number, 3).say({"warm": 1})  # type: ignore[attr-defined]
+            self.loop.run_until_complete(turns())
+
+    @initialize(smooth=st.sampled_from([True, True, False]))
+    def begin(self, smooth: bool) -> None:
+        """Whether cells start and VMs get warm at once, so that more of what comes then is tried."""
+        self.smooth = smooth
+        self.step()
 
     def alive(self, state: str) -> list[Vm]:
         return [
@@ -112,15 +134,18 @@ class Pool(RuleBasedStateMachine):
     # -- what may happen
 
     @rule(
-        tenant=st.sampled_from("aabc"),
-        template=st.sampled_from(TEMPLATES),
-        isolation=st.sampled_from(["cell", "cell", "process"]),
-    )
-    def submit(self, tenant: str, template: Prepared, isolation: Literal["cell", "process"]) -> None:
-        job = Job(GroupKey(tenant, template, isolation))
-        job.task = self.loop.create_task(job.run(self.stock))
-        self.jobs.append(job)
+        tenant=st.sampled_from("aabc"), template=st.sampled_from(TEMPLATES), isolation=ISOLATIONS, jobs=st.integers(1, 4),
+        ends=st.lists(KINDS, max_size=4),
+    )  # fmt: skip
+    def submit(self, tenant: str, template: Prepared, isolation: Literal["cell", "process"], jobs: int, ends: list[Kind]) -> None:
+        """Jobs come, and some end."""
+        for _ in range(jobs):
+            job = Job(GroupKey(tenant, template, isolation))
+            job.task = self.loop.create_task(job.run(self.stock))
+            self.jobs.append(job)
         self.step()
+        for kind in ends:
+            self.finish(kind)
 
     @precondition(lambda self: self.starting)
     @rule(works=st.sampled_from([True, True, True, False]))
@@ -138,9 +163,9 @@ class Pool(RuleBasedStateMachine):
             vm.cell.native.stream(vm.number, 3).say({"warm": 1})  # type: ignore[attr-defined]
         self.step()
 
-    @rule(index=st.integers(0, 9), kind=st.sampled_from(["code", "code", "code", "signal"]))
-    def finish(self, index: int, kind: Literal["code", "signal"]) -> None:
-        for vm in self.alive("running")[index : index + 1]:
+    @rule(kind=KINDS)
+    def finish(self, kind: Kind) -> None:
+        for vm in self.alive("running")[:1]:
             self.native(vm).exit(vm.number, kind)
             self.tell_over()
         self.step()
@@ -256,6 +281,8 @@ class Pool(RuleBasedStateMachine):
         assert len({job.vm for job in using}) == len(using)
         for job in using:
             assert job.vm is not None and job.vm.user is job and job.vm.state == "running"
+            native = self.native(job.vm)
+            assert self.whose.setdefault(native, job.key.tenant) == job.key.tenant, "tenants share a cell"
             group = next(group for group in self.stock.groups.values() if job.vm.cell in group.cells)
             assert group.key == job.key
         for group in self.stock.groups.values():
@@ -278,12 +305,17 @@ class Pool(RuleBasedStateMachine):
         self.resize(2)
         self.memory(False, False)
         target = 0 if self.aimed.retired else 2
-        for _ in range(120):
+        for turn in range(300):
+            there = self.stock.cells == bool(target) and self.living() == self.stock.count["idle"] == target
+            if turn > 30 and there and not self.jobs:
+                break
+            self.step(400.0 if turn == 20 else 0.0)
             self.starting_all()
             self.get_warm(99)
             for vm in self.alive("running"):
                 self.native(vm).exit(vm.number, "code")
             self.tell_over()
+            self.jobs = [job for job in self.jobs if not self.done(job) or job.vm is not None]
             self.obey()
             self.time_goes_by(1.0)
         assert all(self.done(job) for job in self.jobs), "a job waits for ever"
@@ -315,6 +347,62 @@ class Pool(RuleBasedStateMachine):
 
 
 Pool.TestCase.settings = settings(
-    max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], phases=PHASES
+    max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], phases=PHASES
 )
 TestPool = Pool.TestCase
+
+
+def ready(size: int) -> Pool:
+    """Where cells start and VMs get warm at once, and two wait for tenant a."""
+    pool = Pool()
+    pool.begin(True)
+    pool.resize(size)
+    return pool
+
+
+def check(pool: Pool) -> None:
+    pool.never_more_than_may_be()
+    pool.counts_are_right()
+    pool.each_has_its_own()
+    pool.nothing_fails_unseen()
+
+
+def test_an_idle_vm_of_one_tenant_is_given_up_for_the_job_of_another() -> None:
+    pool = ready(2)
+    assert pool.stock.count["idle"] == 2
+    pool.submit("b", TEMPLATES[0], "cell", 1, [])
+    assert pool.stock.count["ending"] == 1 and pool.stock.count["running"] == 0
+    pool.obey()
+    check(pool)
+    assert pool.stock.count["running"] == 1 and pool.stock.counted["given_up"] == 1
+    pool.teardown()
+
+
+def test_who_comes_next_gets_a_cell_that_nobody_has_used() -> None:
+    pool = ready(8)
+    pool.submit("a", TEMPLATES[0], "cell", 1, ["code"])
+    pool.submit("b", TEMPLATES[0], "cell", 1, [])
+    assert not pool.stock.counted["adopted"] and pool.stock.cells == 3, "one is kept for the next"
+    pool.submit("c", TEMPLATES[0], "cell", 1, [])
+    check(pool)
+    assert pool.stock.counted["adopted"] == 1 and pool.stock.cells == 4
+    pool.submit("c", TEMPLATES[0], "cell", 1, ["code", "code", "code"])
+    check(pool)
+    assert len(set(pool.whose.values())) == 2, "of those that still run"
+    pool.submit("d", TEMPLATES[1], "cell", 1, [])
+    check(pool)
+    assert pool.stock.counted["adopted"] == 1, "of another template there is none"
+    for key, group in pool.stock.groups.items():
+        assert key.tenant != "a" or all(pool.whose.get(cell.native, "a") == "a" for cell in group.cells)  # type: ignore[call-overload]
+    pool.teardown()
+
+
+def test_what_ended_is_put_back_for_the_next_of_its_group() -> None:
+    pool = ready(4)
+    for _ in range(20):
+        pool.submit("a", TEMPLATES[0], "cell", 1, ["code"])
+        check(pool)
+    assert pool.stock.counted["recycled"] == 20 and pool.stock.counted["restored"] <= 3
+    pool.submit("a", TEMPLATES[0], "cell", 1, ["signal"])
+    assert pool.stock.counted["recycled"] == 20
+    pool.teardown()

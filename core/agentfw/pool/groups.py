@@ -17,6 +17,8 @@ FALL = 0.9
 """By which the number of VMs that a group had in use falls a second, for how many it keeps."""
 PAUSE_SECONDS = (0.1, 30.0)
 """After a failure nothing is made for so long; doubled each time, up to the second."""
+SPARE = "\0spare"
+"""Not a tenant: cells that nobody has used yet, for the next tenant that comes (`Stock.adopt`)."""
 FAILURES = 3
 """In a row: jobs that wait are told."""
 

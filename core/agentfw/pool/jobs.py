@@ -30,6 +30,7 @@ MAX_PAYLOAD = 64 << 20
 
 Name = Annotated[str, Meta(max_length=128)]
 Tenant = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")]
+_TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}\Z")
 
 
@@ -89,6 +90,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def check(self) -> None:
         """Raise PoolError "bad_job" for what the types do not exclude."""
+        if not _TENANT.match(self.tenant):
+            raise PoolError("bad_job", f"bad tenant {self.tenant!r}: letters, digits, `.`, `_`, `-`, at most 63")
         if self.mode != "code" and (not self.target or "\0" in self.target):
             raise PoolError("bad_job", f"mode `{self.mode}` needs a target")
         if any("\0" in text for text in (*self.args, *self.env, *self.env.values())) or any(

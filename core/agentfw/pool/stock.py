@@ -16,10 +16,14 @@ from agentfw_vmm import VmExit
 
 from .cells import Counts, Loss, PoolCell, StartCell, State, User, Vm, no_vms
 from .fair import FairQueue, Terms
-from .groups import FAILURES, FALL, Group, GroupKey, Trouble
+from .groups import FAILURES, FALL, SPARE, Group, GroupKey, Trouble
 
 EMPTY_SECONDS = 10.0
 """Cells without a VM are closed after it."""
+SPARE_SIZE = 8
+"""Of a pool that keeps a cell for a tenant that is yet to come ..."""
+SPARE_SECONDS = 300.0
+"""... for so long after the last one came."""
 CLOSED_AT_ONCE = 4
 """Cells."""
 EMPTY_CELLS = 4
@@ -192,6 +196,8 @@ class Stock:
             if entry.future.done() or group in stuck:
                 continue
             vm = group.claim()
+            if vm is None and not group.cells and self._adopt(group):
+                vm = group.claim()
             if vm is not None:
                 self._used(group, vm, entry.user)
                 taken.append((entry, vm))
@@ -247,6 +253,7 @@ class Stock:
             if group.has_room() and group.key.isolation == "cell":
                 return False  # its runners are busy with enough of them
             self._close_empty(EMPTY_CELLS)
+            self._spare(group)
             vms = group.cell_vms
             recycle = self.recycle and not group.late
             cell = PoolCell(self, (group.count, self.count), vms, min(self._runners(vms), vms), recycle, group.late)
@@ -258,6 +265,37 @@ class Stock:
             assert vm is not None
         self.counted["recycled" if vm.kept else "restored"] += 1
         vm.cell.warm(vm)
+        return True
+
+    # -- cells for tenants that are yet to come
+
+    def _spare(self, group: Group) -> None:
+        """A cell has to be started for this group. If it is not the only tenant, another may soon be the next."""
+        key = group.key
+        others = any(each.tenant not in (key.tenant, SPARE) for each in self.groups)
+        if others and key.tenant != SPARE and not group.retired and self.idle_most and self.size >= SPARE_SIZE:
+            spare = self.group(GroupKey(SPARE, key.template, key.isolation))
+            spare.used = self._loop.time()
+            spare.target = 1
+            self.soon(spare)
+
+    def _adopt(self, group: Group) -> bool:
+        """The first cell of a group may be one that was started for whoever comes: nobody has used it."""
+        key = group.key
+        spare = self.groups.get(GroupKey(SPARE, key.template, key.isolation))
+        cell = next((cell for cell in spare.cells if cell.count["idle"] and not cell.closed), None) if spare is not None else None
+        if spare is None or cell is None or group.retired:
+            return False
+        self._remove(spare, cell)
+        for count in (group.count, self.count):
+            for state, number in cell.count.items():
+                count[state] += number
+        cell.above = (group.count, self.count)
+        group.cells.append(cell)
+        self._owners[cell] = group
+        spare.used = self._loop.time()
+        self.counted["adopted"] += 1
+        self.soon(spare)
         return True
 
     # -- what cells tell (CellEvents)
@@ -363,6 +401,8 @@ class Stock:
         now = self._loop.time()
         for group in list(self.groups.values()):
             self._changed.add(group)
+            if group.key.tenant == SPARE and now - group.used > SPARE_SECONDS:
+                group.target = 0
             group.level = max(float(group.count["running"]), group.level * FALL)
             surplus = group.count["idle"] - group.keeps(self.idle_most)
             for vm in list(group.idle())[: max(0, surplus)]:
