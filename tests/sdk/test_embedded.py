@@ -103,6 +103,26 @@ def test_copies_of_a_running_job_go_on_from_where_it_stands() -> None:
     asyncio.run(main())
 
 
+RANDOM = """
+import hashlib, os, random, secrets, ssl, uuid
+print(os.getpid(), random.random(), secrets.token_hex(8), os.urandom(8).hex(), ssl.RAND_bytes(8).hex(), uuid.uuid4())
+"""
+
+
+def test_no_two_agents_have_the_same_random_numbers() -> None:
+    """In new VMs, in VMs that are used again, and in two pools from one template."""
+
+    async def main() -> None:
+        told = []
+        for _ in range(2):
+            async with Pool({}, size=4, idle=2) as pool:
+                told += [each.stdout.split() for each in await pool.map(Code(RANDOM), ([] for _ in range(10)), check=True)]
+        for column in list(zip(*told, strict=True))[1:]:
+            assert len(set(column)) == 20
+
+    asyncio.run(main())
+
+
 def test_without_asyncio_while_a_loop_runs_and_after_a_fork() -> None:
     async def main() -> None:
         with SyncPool({}, size=2, idle=1) as pool:  # what a first loop opens for good, is open from here on
