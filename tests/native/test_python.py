@@ -6,9 +6,12 @@ import select
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from agentfw_vmm import sites
+from agentfw_vmm._lib import lib
 from agentfw_vmm.cell import CELL_PROGRAM, Cell
 from agentfw_vmm.config import CellConfig, Mount
 
@@ -249,3 +252,58 @@ asyncio.run(main())
             assert gone
         finally:
             os.close(pidfd)
+
+
+CALLS = """
+import os, time
+fd = os.open("/dev/agentfw", os.O_RDWR)
+if os.getpid() == 2:
+    os._exit(3)
+for _ in range(5):
+    os.listdir("/usr")
+    os.stat("/usr")
+    os.close(os.open("/usr", os.O_RDONLY))
+    os.getcwd(), os.umask(0o22), os.sched_yield(), os.getpriority(0, 0), time.sleep(0.0001)
+    read, write = os.pipe()
+    os.write(write, b"x"), os.read(read, 1), os.close(read), os.close(write)
+os._exit(0)
+"""
+
+
+def test_sites_without_a_safe_window_are_asked_for_once(tmp_path, monkeypatch):
+    """Not by each VM of a runner anew: to decode around one costs the worker a millisecond."""
+    path = tmp_path / "snapshot"
+    refused = Counter()
+    find = sites.find
+
+    async def counted(code, kind, offset, budget):
+        found = await find(code, kind, offset, budget)
+        if kind == lib.AFW_SITES_LAZY and not found.count and found.refused:
+            refused[code[offset - 24 : offset + 24]] += 1
+        return found
+
+    async def main():
+        recorder = bare.Recorder()
+        cell = await Cell.start(config(CALLS, snapshot_out=path), recorder)
+        try:
+            cell.boot(0)
+            await recorder.until(lambda: recorder.exits or recorder.failed, 60)
+        finally:
+            await cell.close()
+        monkeypatch.setattr(sites, "find", counted)
+        recorder = bare.Recorder()
+        cell = await Cell.start(config(CALLS, snapshot_in=path, vms=4), recorder)
+        try:
+            for vm in range(4):
+                cell.restore(vm, 200 + vm)
+                await recorder.until(lambda vm=vm: vm in recorder.exits or recorder.failed, 60)
+                assert recorder.exits[vm].code == 0, recorder
+            return [cell.statistics(vm) for vm in range(4)]
+        finally:
+            await cell.close()
+
+    counts = asyncio.run(main())
+    if not refused:
+        pytest.skip("this C library has no such site in what was called")
+    assert set(refused.values()) == {1}
+    assert len({numbers.sites_refused for numbers in counts}) == 1, counts
