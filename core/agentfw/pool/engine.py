@@ -33,7 +33,7 @@ from ..snapshots import Progress, SnapshotStore, cell_config
 from . import forks, pressure
 from .cells import CellLike, StartCell
 from .config import PoolConfig, TenantConfig
-from .groups import Group, GroupKey, Trouble
+from .groups import SPARE, Group, GroupKey, Trouble
 from .jobs import DEFAULT_TEMPLATE, DEFAULT_TENANT, Isolation, Job, JobResult, Limits, PoolError, Usage
 from .runs import JobEvents, Run, Surroundings
 from .shares import Shares
@@ -419,6 +419,8 @@ class Engine:
         found: dict[str, tuple[float, list[CellLike]]] = {}
         for group in self._stock.groups.values():
             tenant = group.key.tenant
+            if tenant == SPARE:
+                continue
             entry = found.setdefault(tenant, (self._terms(tenant)[0], []))
             entry[1].extend(cell.native for cell in group.cells if cell.up)
         return found
