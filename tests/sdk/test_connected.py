@@ -9,6 +9,7 @@ from pathlib import Path
 import agentfw
 import pytest
 from agentfw import Code, Pool, PoolError, SyncPool
+from agentfw.pool.jobs import Job
 
 from tests.core.support import async_test
 from tests.pool.support import TOKEN, served
@@ -71,8 +72,42 @@ async def test_over_tcp_and_without_asyncio(tmp_path: Path) -> None:
 
 
 @async_test
+async def test_it_is_found_as_the_commands_find_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("SOCKET", "URL", "TOKEN_FILE"):
+        monkeypatch.delenv(f"AGENTFW_POOL_{name}", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "nowhere"))
+
+    async def found() -> int:
+        async with Pool.connect() as pool:
+            return len(await pool.jobs())
+
+    async with served(tmp_path / "s", tcp=True) as there:
+        await there.client.submit(Job(mode="code", target="pass"))
+        (tmp_path / "agentfw.toml").write_text('[pool]\nsocket = "s"\n')
+        assert await found() == 1
+        (tmp_path / "agentfw.toml").write_text("")
+        with pytest.raises(PoolError):
+            await found()
+        monkeypatch.setenv("AGENTFW_POOL_SOCKET", str(tmp_path / "s"))
+        assert await found() == 1
+        monkeypatch.setenv("AGENTFW_POOL_URL", f"http://127.0.0.1:{there.port}")
+        with pytest.raises(PoolError, match="two pools"):
+            await found()
+        monkeypatch.delenv("AGENTFW_POOL_SOCKET")
+        (tmp_path / "token").write_bytes(TOKEN)
+        (tmp_path / "token").chmod(0o600)
+        monkeypatch.setenv("AGENTFW_POOL_TOKEN_FILE", str(tmp_path / "token"))
+        assert await found() == 1
+        monkeypatch.setenv("AGENTFW_POOL_URL", "http://127.0.0.1:1")
+        async with Pool.connect(url=f"http://127.0.0.1:{there.port}", token_file=tmp_path / "token") as pool:
+            assert len(await pool.jobs()) == 1
+
+
+@async_test
 async def test_nobody_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(PoolError) as raised:
         async with Pool.connect():
             raise AssertionError

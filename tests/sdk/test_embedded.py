@@ -15,6 +15,8 @@ import agentfw
 import pytest
 from agentfw import Code, Module, Pool, PoolError, SyncPool
 
+from tests.conftest import COMMAND
+
 ROOT = Path(__file__).parents[2]
 
 pytestmark = [pytest.mark.kvm, pytest.mark.usefixtures("nothing_left")]
@@ -197,6 +199,41 @@ def test_nothing_stays_behind(call: str, number: signal.Signals | None, status: 
     assert line == "begun\n", told
     assert process.returncode == status, told
     assert number != signal.SIGINT or "KeyboardInterrupt" in told
+
+
+def test_a_service(tmp_path: Path, agentfw_environment: dict[str, str]) -> None:
+    command = [
+        *COMMAND,
+        "pool",
+        "start",
+        "--no-config",
+        "--size",
+        "4",
+        "--idle",
+        "1",
+        "--workers",
+        "1",
+        "--socket",
+        str(tmp_path / "s"),
+        "--json",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=agentfw_environment) as service:
+        try:
+            assert service.stdout is not None
+            service.stdout.readline()
+            with SyncPool.connect(tmp_path / "s") as pool:
+                assert [each.stdout for each in pool.map(Code("import sys; print(sys.argv[1])"), "abc", check=True)] == [
+                    "a\n",
+                    "b\n",
+                    "c\n",
+                ]
+                kept = pool.submit(Code("print(input())"), interactive=True)
+            with SyncPool.connect(tmp_path / "s") as pool:
+                pool.job(kept.id).feed("still there\n", end=True)
+                assert pool.job(kept.id).wait(60, check=True).stdout == "still there\n"
+        finally:
+            service.terminate()
+    assert service.returncode == 0 and not (tmp_path / "s").exists()
 
 
 def test_the_example_runs(tmp_path: Path) -> None:

@@ -61,15 +61,23 @@ class Pool:
         self._begin()
 
     @classmethod
-    def connect(cls, socket: StrPath | None = None, *, url: str | None = None, token: str | None = None) -> Self:
-        """A pool that runs already: by its socket (None: where `agentfw pool start` puts it), or by `url` ("http://HOST:PORT")
-        with its token. PoolError at the start if nobody answers. Leaving the context leaves jobs of `submit` to it, and kills
-        those that `run` and `map` wait for."""
+    def connect(
+        cls,
+        socket: StrPath | None = None,
+        *,
+        url: str | None = None,
+        token: str | None = None,
+        token_file: StrPath | None = None,
+    ) -> Self:
+        """A pool that runs already: by its socket, or by `url` ("http://HOST:PORT") with its token or the file of it; without
+        either the one that `agentfw submit` would find. PoolError at the start if nobody answers. Leaving the context leaves
+        jobs of `submit` to it, and kills those that `run` and `map` wait for."""
 
         def make() -> Any:
-            from ..pool.client import HttpBackend
+            from .connecting import backend
 
-            return HttpBackend(socket=None if socket is None else os.fspath(socket), url=url, token=token)
+            place, file = (None if each is None else os.fspath(each) for each in (socket, token_file))
+            return backend(place, url, token, file)
 
         pool = cls.over(make)
         pool._ask = True

@@ -47,9 +47,16 @@ class SyncPool:
         self._forget: Callable[[], None] | None = None
 
     @classmethod
-    def connect(cls, socket: StrPath | None = None, *, url: str | None = None, token: str | None = None) -> Self:
+    def connect(
+        cls,
+        socket: StrPath | None = None,
+        *,
+        url: str | None = None,
+        token: str | None = None,
+        token_file: StrPath | None = None,
+    ) -> Self:
         """`Pool.connect()`."""
-        return cls._around(Pool.connect(socket, url=url, token=token))
+        return cls._around(Pool.connect(socket, url=url, token=token, token_file=token_file))
 
     @classmethod
     def over(cls, make: Callable[[], Any]) -> Self:
