@@ -320,6 +320,7 @@ void recycle_idle(struct machine *m);            /* KEPT for a while: shrinks to
 /* Memory and vCPU of a KEPT one are as a new one's after the restore; -errno: they are not, only vm_close() may follow */
 int recycle(struct machine *m, const struct snapshot *s);
 const struct snapshot *snapshot_base(void);      /* restore.c: the template's, also if VMs go on from a saved one; 0: none that is good */
+uint64_t snapshot_source(const struct snapshot *s, uint64_t gpa, uint64_t *to);   /* restore.c */
 const struct snapshot *snapshot_of_cell(void);   /* restore.c; 0: none that is good */
 int recycle_check(struct machine *m);            /* then: is the vCPU really as a new one's? */
 int snapshot_again(struct machine *m, uint32_t pid);   /* restore.c: snapshot_restore() into a KEPT one */

@@ -198,9 +198,9 @@ static int map_again(struct machine *m, const struct snapshot *s, uint64_t from,
 {
     while (from < to) {
         uint64_t end = to;
-        const struct afw_snapshot_extent *x = extent_at(s, from, &end);
-        int flags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE | (x ? 0 : MAP_ANONYMOUS);
-        if (mmap(m->vm.mem + from, end - from, RW, flags, x ? s->fd : -1, x ? (off_t)(x->offset + (from - x->gpa)) : 0) == MAP_FAILED)
+        uint64_t offset = snapshot_source(s, from, &end);
+        int flags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE | (offset ? 0 : MAP_ANONYMOUS);
+        if (mmap(m->vm.mem + from, end - from, RW, flags, offset ? s->fd : -1, (off_t)offset) == MAP_FAILED)
             return remap_failed(m, from);
         from = end;
     }

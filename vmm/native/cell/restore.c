@@ -275,6 +275,31 @@ static uint64_t laid_out(const struct snapshot *s, uint32_t from, uint32_t to)
     return inside(offset, size, s->h.vcpu_offset + s->h.vcpu_size, s->h.file_size) ? offset : 0;
 }
 
+/* Where of the file a template's page is mapped from, and *to not beyond what goes on so; 0: it is anonymous memory */
+uint64_t snapshot_source(const struct snapshot *s, uint64_t gpa, uint64_t *to)
+{
+    const struct afw_snapshot_header *h = &s->h;
+    uint32_t from = (uint32_t)(gpa / AFW_CHUNK), end = from + 1;
+    while (from && h->commit_chunks[(from - 1) / 64] >> (from - 1) % 64 & 1)
+        from--;
+    while (end < CHUNKS && h->commit_chunks[end / 64] >> end % 64 & 1)
+        end++;
+    uint64_t start = (uint64_t)from * AFW_CHUNK, stop = (uint64_t)end * AFW_CHUNK, offset = laid_out(s, from, end);
+    if (offset) {
+        *to = *to < stop ? *to : stop;
+        return offset + (gpa - start);
+    }
+    for (uint32_t i = 0; i < h->n_extents; i++) {
+        const struct afw_snapshot_extent *x = &h->extent[i];
+        uint64_t edge = gpa < x->gpa ? x->gpa : x->gpa + x->size;
+        if (gpa >= edge)
+            continue;
+        *to = *to < edge ? *to : edge;
+        return gpa < x->gpa ? 0 : x->offset + (gpa - x->gpa);
+    }
+    return 0;
+}
+
 static int map_file(struct machine *m, int fd, uint64_t gpa, uint64_t size, uint64_t offset)
 {
     int e = pieces_room(m, gpa, size, true);
@@ -436,7 +461,9 @@ int snapshot_again(struct machine *m, uint32_t pid)
     int e = s ? recycle(m, s) : -EINVAL;
     if (!e)
         e = list_mappings(m, s);
-    if (!e)
+    if (!e) {
+        hot_restored(m, s->h.commit_chunks);     /* most are there */
         e = settle(m, s, pid);
+    }
     return e ? e : recycle_check(m);
 }
