@@ -351,3 +351,34 @@ def test_a_copy_is_forked_again(agentfw_environment: dict[str, str]) -> None:
             assert len(pids) == 4
 
     asyncio.run(main())
+
+
+def test_event_loops_go_on(agentfw_environment: dict[str, str]) -> None:
+    """What asks for the running loop finds it; its executor's threads work on."""
+    code = """
+import asyncio, time
+turns = 0
+async def body():
+    global turns
+    while not stop:
+        await asyncio.sleep(0.005)
+        async with asyncio.timeout(5):
+            assert asyncio.current_task() is not None
+            await asyncio.get_running_loop().run_in_executor(None, time.time)
+        turns += 1
+stop = False
+async def main():
+    global stop
+    task = asyncio.create_task(body())
+    print("ready", flush=True)
+    await asyncio.sleep(0.5)
+    before = turns
+    await asyncio.sleep(1)
+    print(turns > before)
+    stop = True
+    await task
+asyncio.run(main())
+asyncio.run(asyncio.sleep(0))
+print("end", flush=True)
+"""
+    assert check(agentfw_environment, code, 2) == [["True"]] * 3

@@ -31,8 +31,21 @@ def prepare() -> None:
 
 def _forked(number: int, frame: types.FrameType | None) -> None:
     """In the copy. As with fork(), generators that the program made itself are not touched."""
+    _keep_loops()
     random.seed()
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
         with contextlib.suppress(Exception):
             numpy.seed()
+
+
+def _keep_loops() -> None:
+    """Up to CPython 3.11 an event loop counts as running only in the process that began to run it: the main thread's goes on."""
+    if sys.version_info >= (3, 12):
+        return
+    address = ctypes.PYFUNCTYPE(ctypes.c_void_p)(("PyThreadState_GetDict", ctypes.pythonapi))()  # a borrowed reference
+    if not address:
+        return
+    holder = ctypes.cast(address, ctypes.py_object).value.get("__asyncio_running_event_loop__")
+    if type(holder).__name__ == "_RunningLoopHolder" and type(holder).__basicsize__ == 32:
+        ctypes.c_int.from_address(id(holder) + 24).value = os.getpid()  # behind the object's head and the loop
