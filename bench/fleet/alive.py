@@ -89,12 +89,15 @@ async def _alive(
 
     asked, seen = world.dns.asked("api.openai.com", "A"), world.served()
     begun, inside = machine.cpu().ours - machine.cpu(world.server.pid).ours, machine.cells()
+    waiting = before - machine.available()
     handles, lines = await held(pool, agents, rate, submit)
     spent = machine.cpu().ours - machine.cpu(world.server.pid).ours - begun
     inside = (machine.cells() - inside) / agents * 1e3
     book.note(f"to run up to the first call's answer: {spent / agents * 1e3:.1f} core-ms each, {inside:.1f} of it in the cells")
     await settled(2)
     used = before - machine.available()
+    own = (used - waiting) / agents / 1e6
+    book.note(f"the pool before its first agent: {waiting / 2**30:.2f} GiB; what each agent added: {own:.2f} MB")
     metrics = await pool.metrics()
     now = world.served()
     network = {

@@ -67,12 +67,14 @@ async def recycle(world: World, book: Book, rounds: int, pages: int) -> None:
         times: list[float] = []
         async with world.pool(workers=None, size=1, idle=1, recycle=again) as pool:
             for number in range(rounds + 2):
-                dirty = asyncio.ensure_future(pool.run(GUEST / "fleet_dirty.py", [str(pages)], check=True))
-                await asyncio.sleep(0)
-                following = asyncio.ensure_future(pool.run(CLOCK, check=True))
-                ended, begun = await dirty, await following
+                dirty = await pool.submit(GUEST / "fleet_dirty.py", [str(pages)])  # it has the only VM from here on
+                following = await pool.submit(CLOCK)
+                ended, begun = await dirty.wait(check=True), await following.wait(check=True)
+                took = (int(begun.stdout) - int(ended.stdout)) / 1e6
+                if took <= 0:
+                    raise RuntimeError(f"the job that followed began {-took:.1f} ms before the first had ended")
                 if number >= 2:
-                    times.append((int(begun.stdout) - int(ended.stdout)) / 1e6)
+                    times.append(took)
             if again:
                 counters = {name: value for name, value in (await pool.metrics()).items() if "recycl" in name or "reset" in name}
         medians[again] = percentile(times, 0.5)
