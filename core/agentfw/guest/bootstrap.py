@@ -145,70 +145,6 @@ class _Stream:
 # ---- becoming that `python script.py`
 
 
-class _ForkHooks:
-    """What a restored VM does of what a forked child must do (PyOS_AfterFork_Child()).
-
-    A child of fork() has lost all threads but one, and finds locks, the GIL and thread registries as these left them: most of the
-    work is to make them anew, and it writes a hundred pages. A restored VM has lost nothing: it goes on where the template
-    stood, with one thread, which holds no lock. What is left is what must differ between processes: the hooks that modules
-    registered, but for those of the standard library that only make locks and registries anew, and the main thread's native id.
-    Where the template has more threads or the hooks cannot be found, all of it is done as for a child.
-    """
-
-    def __init__(self) -> None:
-        def before() -> None:
-            """Found in the interpreter's own list of hooks, which nothing else gives."""
-
-        def after() -> None:
-            """The same."""
-
-        os.register_at_fork(before=before, after_in_child=after)
-        self.lists = [
-            [held for held in gc.get_referrers(hook) if type(held) is list and hook in held] for hook in (before, after)
-        ]
-        for (found,), hook in zip(self.lists, (before, after), strict=True) if self.found else ():
-            found.remove(hook)
-        self.whole = True
-
-    @property
-    def found(self) -> bool:
-        return [len(found) for found in self.lists] == [1, 1]
-
-    def stop(self) -> None:
-        """Before the snapshot."""
-        self.whole = not self.found or len(sys._current_frames()) > 1
-        if self.whole:
-            ctypes.pythonapi.PyOS_BeforeFork()
-            return
-        before, after = ([hook for hook in found if not self._of_locks(hook)] for (found,) in self.lists)
-        for hook in reversed(before):
-            hook()
-        self.after = after
-        self.main = threading.main_thread()
-
-    @staticmethod
-    def _of_locks(hook: object) -> bool:
-        """Of the standard library, and for locks or the registry of threads alone."""
-        pool = sys.modules.get("concurrent.futures.thread")
-        locks = (getattr(logging, "_lock", None), getattr(pool, "_global_shutdown_lock", None))
-        if any(getattr(hook, "__self__", hook) is lock for lock in locks):
-            return True
-        names = ((threading, "_after_fork"), (logging, "_acquireLock"), (logging, "_after_at_fork_child_reinit_locks"))
-        return any(hook is getattr(module, name, None) for module, name in names)
-
-    def go_on(self) -> None:
-        """After it."""
-        if self.whole:
-            ctypes.pythonapi.PyOS_AfterFork_Child()
-            return
-        for hook in self.after:
-            try:
-                hook()
-            except Exception as error:  # as in a child
-                _ignored(error, hook)
-        self.main._set_native_id()  # type: ignore[attr-defined]
-
-
 def _adopt(job: dict[str, typing.Any]) -> None:
     """What the process would have had from its start: environment, time of start, working directory."""
     logging._startTime = time.time_ns() if sys.version_info >= (3, 13) else time.time()  # type: ignore[attr-defined]
@@ -630,7 +566,7 @@ def main() -> typing.NoReturn:
     sys.path_importer_cache.clear()  # mounts may be others than the template's; and what is thrown away later costs page faults
     fresh = _new_main()
     guest_forks.prepare()
-    hooks = _ForkHooks()
+    hooks = guest_forks.ForkHooks(_ignored)
     gc.collect()
     gc.freeze()
     hooks.stop()
