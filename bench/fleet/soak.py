@@ -61,7 +61,7 @@ async def soak(world: World, book: Book, pool: Pool, seconds: float, at_once: in
         await asyncio.gather(*(turn() for _ in range(at_once)))
     finally:
         watcher.cancel()
-    later = [point for point in points if point["seconds"] > seconds * 0.2] or points  # what is filled once, is by then
+    later = [point for point in points if point["seconds"] > seconds * 0.5] or points  # what is filled once, is by then
     slopes = {
         name: slope([(each["seconds"] / 3600, each[name]) for each in later]) for name in ("pss", "available", "descriptors")
     }
