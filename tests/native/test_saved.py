@@ -227,6 +227,17 @@ def test_saving_is_refused_or_given_up(bare_cell, guest, tmp_path):
             await recorder.until(lambda: 0 in recorder.exits)
             with pytest.raises(CellError, match="not running"):
                 await cell.save(0)
+            async with cell._saver._turn:  # as if another VM were being saved
+                task = asyncio.ensure_future(cell.save(2))
+                await asyncio.sleep(0)
+                cell.kill(2)
+                await recorder.until(lambda: 2 in recorder.exits)
+                cell.restore(2, 2000)  # somebody else's
+                async with asyncio.timeout(30):
+                    assert await cell.stream(2, 1).receive() == b"ready\n"
+            with pytest.raises(CellError, match="ended"):
+                await task
+            assert cell.live(2)
             assert cell.live(1) and cell.live(2)
         finally:
             await cell.close()

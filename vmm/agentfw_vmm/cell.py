@@ -313,10 +313,10 @@ class Cell:
         """
         if not self.live(vm):
             raise CellError(f"VM {vm} is not running")
-        return await self._saver.save(vm)
+        return await self._saver.save(vm, self._vms[vm])
 
-    def _ask_save(self, vm: int) -> None:
-        if not self.live(vm):
+    def _ask_save(self, vm: int, life: object) -> None:
+        if not self.live(vm) or self._vms[vm] is not life:
             raise CellError("the VM ended before it was saved")
         self._command(vm % self._config.runners, lib.AFW_CMD_SAVE, vm)
 

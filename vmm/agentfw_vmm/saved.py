@@ -126,7 +126,7 @@ def _copy(source: int, target: int, size: int) -> None:
 class Saver:
     """A cell's file for saved VMs, and who waits for it: one VM after the other."""
 
-    def __init__(self, config: CellConfig, fd: int, ask: Callable[[int], None]) -> None:
+    def __init__(self, config: CellConfig, fd: int, ask: Callable[[int, object], None]) -> None:
         self._config = config
         self._fd = fd
         self._ask = ask
@@ -138,25 +138,28 @@ class Saver:
         self._broken = False
         self._work: set[asyncio.Task[SavedVm]] = set()
 
-    async def save(self, vm: int) -> SavedVm:
-        """See `Cell.save()`. Who gives up waiting does not disturb the next: what comes all the same is thrown away."""
-        work = asyncio.get_running_loop().create_task(self._save(vm))
+    async def save(self, vm: int, life: object) -> SavedVm:
+        """See `Cell.save()`. `life`: which of VM `vm` is meant; when its turn comes another may be running there. Who gives up
+        waiting does not disturb the next: what comes all the same is thrown away."""
+        work = asyncio.get_running_loop().create_task(self._save(vm, life))
         self._work.add(work)
         work.add_done_callback(self._done)
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
+            if work.cancelled():  # by close(), and who waits here was not
+                raise CellError("the cell ended before the VM was saved") from None
             work.add_done_callback(_throw_away)
             raise
 
-    async def _save(self, vm: int) -> SavedVm:
+    async def _save(self, vm: int, life: object) -> SavedVm:
         async with self._turn:
             if self._broken:
                 raise CellError("the cell did not answer when it was asked to save a VM before")
             self._vm = vm
             self._answer = asyncio.get_running_loop().create_future()
-            self._ask(vm)
             try:
+                self._ask(vm, life)
                 size = await asyncio.wait_for(self._answer, _SECONDS)
             except TimeoutError:
                 self._broken = True  # it may write at any time
@@ -164,13 +167,31 @@ class Saver:
             finally:
                 self._vm = -1
             most = self._config.memory + self._config.tmp_bytes + _OVERHEAD
-            fd = await asyncio.to_thread(take, self._fd, size, most)
+            fd = await self._taken(size, most)
             try:
                 base = self._open_base()
             except OSError as error:
                 os.close(fd)
                 raise CellError(f"the template's snapshot has gone: {error.strerror}") from None
             return SavedVm(fd, size, base, self._config)
+
+    async def _taken(self, size: int, most: int) -> int:
+        """`take()` in a thread, which goes on when we are cancelled and the cell is closed: so it has a descriptor of its own
+        (the number of ours may be another file's by then), and what it made is closed."""
+        source = os.dup(self._fd)
+
+        def work() -> int:
+            try:
+                return take(source, size, most)
+            finally:
+                os.close(source)
+
+        taking = asyncio.get_running_loop().run_in_executor(None, work)
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(_close_taken)
+            raise
 
     def _open_base(self) -> int:
         """The snapshot of the template that the cell's VMs are from."""
@@ -204,6 +225,11 @@ class Saver:
         for fd in (self._fd, self._base):
             if fd >= 0:
                 os.close(fd)
+
+
+def _close_taken(taking: asyncio.Future[int]) -> None:
+    if not taking.cancelled() and taking.exception() is None:
+        os.close(taking.result())
 
 
 def _throw_away(work: asyncio.Task[SavedVm]) -> None:

@@ -1,0 +1,55 @@
+"""The worker's half of saving a VM, when its cell ends in the middle of it."""
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from agentfw_vmm import CellError, saved
+from agentfw_vmm.config import CellConfig
+
+
+def config(base: Path) -> CellConfig:
+    return CellConfig(vms=1, runners=1, memory=1 << 20, program="/p", argv=["p"], snapshot_in=base)
+
+
+def test_a_copy_that_outlives_its_cell_touches_no_other_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of the closed descriptor is another file's while the copy is made in its thread."""
+    begun, may = threading.Event(), threading.Event()
+    take = saved.take
+
+    def slow(source: int, size: int, most: int) -> int:
+        begun.set()
+        assert may.wait(30)
+        return take(source, size, most)
+
+    monkeypatch.setattr(saved, "take", slow)
+    (tmp_path / "base").write_bytes(b"base")
+    other = tmp_path / "other"
+    other.write_bytes(b"another's")
+
+    async def main() -> None:
+        before = set(os.listdir("/proc/self/fd"))
+        fd = saved.save_file()
+        os.write(fd, b"saved")
+        saver = saved.Saver(config(tmp_path / "base"), fd, lambda vm, life: None)
+        task = asyncio.ensure_future(saver.save(0, object()))
+        await asyncio.sleep(0.01)
+        saver.saved(0, 5, 0)
+        assert await asyncio.to_thread(begun.wait, 30)
+        saver.close()
+        opened = [os.open(other, os.O_RDWR)]
+        while fd not in opened:
+            opened.append(os.dup(opened[0]))
+        with pytest.raises(CellError, match="ended"):
+            await task
+        may.set()
+        await asyncio.get_running_loop().shutdown_default_executor()
+        await asyncio.sleep(0)
+        assert other.read_bytes() == b"another's"
+        for each in opened:
+            os.close(each)
+        assert set(os.listdir("/proc/self/fd")) == before
+
+    asyncio.run(main())
