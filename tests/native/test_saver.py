@@ -14,6 +14,10 @@ def config(base: Path) -> CellConfig:
     return CellConfig(vms=1, runners=1, memory=1 << 20, program="/p", argv=["p"], snapshot_in=base)
 
 
+def descriptors() -> set[str]:
+    return {each.name for each in Path("/proc/self/fd").iterdir()}
+
+
 def test_a_copy_that_outlives_its_cell_touches_no_other_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of the closed descriptor is another file's while the copy is made in its thread."""
     begun, may = threading.Event(), threading.Event()
@@ -30,7 +34,7 @@ def test_a_copy_that_outlives_its_cell_touches_no_other_file(tmp_path: Path, mon
     other.write_bytes(b"another's")
 
     async def main() -> None:
-        before = set(os.listdir("/proc/self/fd"))
+        before = descriptors()
         fd = saved.save_file()
         os.write(fd, b"saved")
         saver = saved.Saver(config(tmp_path / "base"), fd, lambda vm, life: None)
@@ -50,6 +54,6 @@ def test_a_copy_that_outlives_its_cell_touches_no_other_file(tmp_path: Path, mon
         assert other.read_bytes() == b"another's"
         for each in opened:
             os.close(each)
-        assert set(os.listdir("/proc/self/fd")) == before
+        assert descriptors() == before
 
     asyncio.run(main())

@@ -66,8 +66,7 @@ class ForkedRun(Run):
             self._failure = f"not started: {type(error).__name__}: {error}"
         else:
             return Told(self.job.mode, self.job.target, (), {}, "/")
-        if not self._exited.done():
-            vm.cell.kill(vm)
+        self._kill(vm)
         return None
 
     async def _dispatch(self, vm: Vm, told: Told) -> None:

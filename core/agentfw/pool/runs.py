@@ -107,8 +107,8 @@ class Run:
             self._reason = (kind, text)
         if self._vm is None:
             self._around.stock.withdraw(self)
-        elif not self._exited.done():
-            self._vm.cell.kill(self._vm)
+        else:
+            self._kill(self._vm)
 
     # -- what its cell tells (User)
 
@@ -205,9 +205,13 @@ class Run:
         else:
             target = job.target
             return Told(job.mode, target, job.args, variables, JOB_DIRECTORY, files=job.files)
+        self._kill(vm)
+        return None
+
+    def _kill(self, vm: Vm) -> None:
+        """Not once it has ended: the place may be the next one's by now, however late we hear what this one said."""
         if not self._exited.done():
             vm.cell.kill(vm)
-        return None
 
     async def _dispatch(self, vm: Vm, told: Told) -> None:
         try:
@@ -216,14 +220,14 @@ class Run:
             return  # it is gone, and its end will tell
         except (TimeoutError, ValueError) as error:
             self._failure = f"the VM did not acknowledge its job: {str(error) or f'silent for {ACK_SECONDS:.0f} s'}"
-            vm.cell.kill(vm)
+            self._kill(vm)
             return
         self._go(vm)
 
     def _go(self, vm: Vm) -> None:
-        """Its program runs."""
+        """Its program runs, or has run: a short one may have ended before its acknowledgement was read."""
         self._dispatched = time.perf_counter() - self._began
-        for number in self._signals:
+        for number in self._signals if not self._exited.done() else ():
             vm.cell.native.signal(vm.number, number)
         self._events.started(self._dispatched)
 
@@ -239,8 +243,8 @@ class Run:
                     self._written[stream - 1] += len(data)
                     await self._events.output(stream, data)
         except BaseException:
-            if not self._exited.done() and self._vm is not None:
-                self._vm.cell.kill(self._vm)
+            if self._vm is not None:
+                self._kill(self._vm)
             raise
 
     # -- its end
