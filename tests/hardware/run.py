@@ -51,7 +51,7 @@ SKIP_PACKAGES = {"mypy", "mypyc", "ruff", "hypothesis", "setuptools", "pip", "_p
 INIT = """#!/bin/busybox sh
 /bin/busybox mkdir -p /proc /sys /dev /tmp /bin /root
 /bin/busybox --install -s /bin
-mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev; mount -t tmpfs -o mode=1777 tmp /tmp
+mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev; chmod 1777 /tmp
 mkdir -p /dev/shm /dev/pts; mount -t tmpfs shm /dev/shm; mount -t devpts pts /dev/pts
 ip link set lo up
 for m in irqbypass kvm kvm-amd; do insmod /modules/$m.ko || echo "insmod $m failed"; done
