@@ -28,7 +28,7 @@ class Books(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.book = Book(keep_jobs=3, keep_output=4 * SEGMENT)
+        self.book = Book(keep_jobs=3, keep_output=4 * SEGMENT, moment=0)
         self.seen: dict[str, tuple[int, int]] = {}
         self.live: dict[str, Entry] = {}
         self.ended: list[str] = []

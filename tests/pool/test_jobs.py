@@ -9,7 +9,7 @@ import pytest
 from agentfw.config import Config
 from agentfw.errors import ConfigError
 from agentfw.pool.config import PoolConfig
-from agentfw.pool.jobs import MAX_FILES, MAX_PAYLOAD, Job, JobResult, PoolError
+from agentfw.pool.jobs import MAX_FILES, MAX_LABELS, MAX_PAYLOAD, Job, JobResult, Limits, PoolError
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,27 @@ from agentfw.pool.jobs import MAX_FILES, MAX_PAYLOAD, Job, JobResult, PoolError
         Job(mode="code", target="pass", labels={"tenant": "other"}),
         Job(mode="code", target="pass", labels={"": "x"}),
         Job(mode="code", target="pass", labels={"x": "a\nb"}),
+        Job(mode="code", target="pass", labels={f"x{number}": "" for number in range(MAX_LABELS + 1)}),
+        Job(mode="code", target="pass", policy="x" * 129),
+        # Made here, not decoded: what the types say was not looked at.
+        Job(mode="code", target="pass", limits=Limits(seconds=float("nan"))),
+        Job(mode="code", target="pass", limits=Limits(cpu=0)),
+        Job(mode="code", target="pass", limits=Limits(output=1 << 63)),
+        Job(mode="code", target="pass", limits={"seconds": 1}),  # type: ignore[arg-type]
+        Job(mode="code", target="pass", retries=10**30),
+        Job(mode="code", target="pass", name="x" * 129),
+        Job(mode="code", target="pass", stdin="text"),  # type: ignore[arg-type]
+        Job(mode="code", target="pass", env={"A": 1}),  # type: ignore[dict-item]
+        Job(mode="code", target="pass", files={"a": "text"}),  # type: ignore[dict-item]
+        Job(mode="code", target="pass", isolation="none"),  # type: ignore[arg-type]
+        Job(mode="shell", target="pass"),  # type: ignore[arg-type]
+        Job(mode="code", target="\udcff"),
+        Job(mode="code", target="pass", args=("\udcff",)),
+        Job(mode="code", target="pass", env={"A": "\udcff"}),
+        Job(mode="code", target="pass", files={"\udcff": b""}),
+        Job(mode="code", target="pass", name="\udcff"),
+        Job(mode="code", target="pass", policy="\udcff"),
+        Job(mode="code", target="pass", template="\udcff"),
     ],
 )
 def test_what_the_types_do_not_exclude(job: Job) -> None:

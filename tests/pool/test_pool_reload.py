@@ -143,6 +143,7 @@ async def test_bounds_of_what_is_kept_change_with_it() -> None:
     await router.start()
     try:
         infos = [await finish(router, ["out", "x"]) for _ in range(5)]
+        router.book._moment = 0.0
         config = Config({"pool": {"workers": 1, "size": 4, "idle": 0, "keep_jobs": 3, "keep_output": 300}})
         assert await router.reload() == ["pool"]
         assert [info.id for info in await router.jobs()] == [info.id for info in reversed(infos[2:])]

@@ -2,7 +2,8 @@
 
 A job goes queued -> starting -> running -> done and never back, but that another attempt begins with "queued"; "done" is for
 ever. What the book takes is bounded: of jobs that are not done the router sees to it, of the others the newest `keep_jobs` are
-kept, and of output `keep_output` bytes in sum: that of the jobs that ended first goes first, then the oldest of who wrote most.
+kept (and for a moment all), and of output `keep_output` bytes in sum: that of the jobs that ended first goes first, then the
+oldest of who wrote most.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ from .kept_output import KeptOutput, Stream
 
 _DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"
 _ORDER = {"queued": 0, "starting": 1, "running": 2, "done": 3}
+MOMENT = 10.0
+"""Seconds that a job is kept after its end at least: whoever submitted it has yet to ask for that ..."""
+MOMENT_MOST = 10_000
+"""... so many of them at most."""
 MAX_TEXT = 4096
 """Characters of a result's text."""
 
@@ -112,11 +117,12 @@ class Entry:
 
 
 class Book:
-    """By id, in the order in which they came."""
+    """By id, in the order in which they came. `moment`: MOMENT."""
 
-    def __init__(self, keep_jobs: int, keep_output: int) -> None:
+    def __init__(self, keep_jobs: int, keep_output: int, moment: float = MOMENT) -> None:
         self.keep_jobs = keep_jobs
         self.keep_output = keep_output
+        self._moment = moment
         self.counts: dict[State, int] = {"queued": 0, "starting": 0, "running": 0, "done": 0}
         self.payload = 0
         """Bytes of files, code and stdin of jobs that are not done."""
@@ -140,6 +146,7 @@ class Book:
 
     def get(self, job_id: str) -> Entry:
         """PoolError "no_such_job"."""
+        self._forget_old()
         entry = self._entries.get(job_id)
         if entry is None:
             raise PoolError("no_such_job", f"there is no job `{job_id[:64]}` (any more)")
@@ -228,6 +235,7 @@ class Book:
 
     def select(self, state: State | None, tenant: str | None, labels: Mapping[str, str] | None, limit: int) -> list[JobInfo]:
         """Newest first."""
+        self._forget_old()
         found: list[JobInfo] = []
         wanted = labels or {}
         for entry in reversed(self._entries.values()):
@@ -256,7 +264,11 @@ class Book:
 
     def _forget_old(self) -> None:
         while len(self._ended) > self.keep_jobs:
-            entry = self._ended.pop(next(iter(self._ended)))
+            entry = next(iter(self._ended.values()))
+            assert entry.ended is not None
+            if len(self._ended) <= self.keep_jobs + MOMENT_MOST and time.time() - entry.ended < self._moment:
+                return
+            del self._ended[entry.id]
             self._with_output.pop(entry.id, None)
             del self._entries[entry.id]
             self.counts["done"] -= 1

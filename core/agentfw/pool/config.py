@@ -41,7 +41,7 @@ class TemplateConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw
 class TenantConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """Table [pool.tenants.NAME]."""
 
-    share: Annotated[float, Meta(gt=0, le=1000)] = 1.0
+    share: Annotated[float, Meta(ge=0.001, le=1000)] = 1.0
     """Of the CPU, against other tenants' shares, when there is not enough for all."""
     running: Annotated[int, Meta(ge=1)] | None = None
     """Jobs at once."""

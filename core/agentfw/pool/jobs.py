@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from ..agents import ExitReport
 from ..errors import AgentfwError
+from ..texts import shown
 
 Mode = Literal["script", "module", "code"]
 State = Literal["queued", "starting", "running", "done"]
@@ -27,6 +28,8 @@ JOB_DIRECTORY = "/job"
 MAX_FILES = 1024
 MAX_PAYLOAD = 64 << 20
 """Bytes of files, code and stdin of one job."""
+MAX_LABELS = 64
+"""Of a job, which the pool keeps when it has ended, as it keeps its name."""
 
 Name = Annotated[str, Meta(max_length=128)]
 Tenant = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")]
@@ -76,7 +79,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     name: Name = ""
     """For people; "" becomes the id."""
     labels: dict[str, str] = {}
-    policy: str = ""
+    policy: Name = ""
     """Profile of the policy plugin (the agent's label `policy`); "": none is asked for."""
     tenant: Tenant = DEFAULT_TENANT
     """VMs of different tenants never share a process (the agent's label `tenant`)."""
@@ -89,7 +92,20 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """How often it may be run again from its beginning when its worker or cell died under it (not when it failed by itself)."""
 
     def check(self) -> None:
-        """Raise PoolError "bad_job" for what the types do not exclude."""
+        """Raise PoolError "bad_job" for what the types do not exclude, and for what they do: a job that was made in this process
+        has not been decoded. What no worker could be sent, or read, must not get to one."""
+        try:
+            fields = {**msgspec.structs.asdict(self), "limits": msgspec.structs.asdict(self.limits)}
+            msgspec.convert(fields, Job, builtin_types=(bytes,))  # text is no base64 here
+            self._check_values()
+        except UnicodeEncodeError:
+            raise PoolError("bad_job", "text that is not Unicode (lone surrogates)") from None
+        except (msgspec.ValidationError, OverflowError, TypeError) as error:
+            raise PoolError("bad_job", shown(str(error)).replace("`$.", "`")) from None
+
+    def _check_values(self) -> None:
+        for short in (self.name, self.policy, self.template):
+            short.encode()
         if not _TENANT.match(self.tenant):
             raise PoolError("bad_job", f"bad tenant {self.tenant!r}: letters, digits, `.`, `_`, `-`, at most 63")
         if self.mode != "code" and (not self.target or "\0" in self.target):
@@ -115,6 +131,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         size = len(self.stdin) + sum(map(len, self.files.values())) + sum(len(each.encode()) for each in text)
         if size > MAX_PAYLOAD:
             raise PoolError("bad_job", f"{size} bytes of files, code and stdin (at most {MAX_PAYLOAD})")
+        if len(self.labels) > MAX_LABELS:
+            raise PoolError("bad_job", f"{len(self.labels)} labels (at most {MAX_LABELS})")
         for name, value in self.labels.items():
             if not _LABEL.match(name) or len(value) > 128 or not value.isprintable():
                 raise PoolError("bad_job", f"bad label {name!r}")

@@ -103,6 +103,8 @@ class Router:
         self._waiting = Waiting(self._tenant)
         self.workers: list[Worker] = []
         self._feeding: dict[str, asyncio.Lock] = {}
+        self._unwanted: set[asyncio.Future[None]] = set()
+        """Forks that are being made for callers who have gone."""
         self._reloading = asyncio.Lock()
         self._generation = 0
         """Of the configuration."""
@@ -226,14 +228,16 @@ class Router:
         entry = self.book.get(job_id)
         if not entry.job.interactive:
             raise PoolError("unsupported", f"job `{job_id}` has no open standard input", "submit it with `interactive`")
-        lock = self._feeding.setdefault(job_id, asyncio.Lock())
+        if entry.state == "done":
+            raise PoolError("unsupported", f"job `{job_id}` has ended")
+        lock = self._feeding.setdefault(job_id, asyncio.Lock())  # until its end
         async with lock:
             while entry.state == "queued":
                 await entry.change()
             entry.fed = True
             pieces = [data[begin : begin + FEED] for begin in range(0, len(data), FEED)] or [b""]
             for number, piece in enumerate(pieces, 1):
-                if entry.state == "done" or entry.worker is None:
+                if entry.ended is not None or entry.worker is None:
                     raise PoolError("unsupported", f"job `{job_id}` has ended")
                 channel = self.workers[entry.worker].link()
                 await channel.ask(Feed(entry.run, piece, end and number == len(pieces)), Done)
@@ -266,12 +270,24 @@ class Router:
             self._full(f"worker {worker.number}, which has the job, has {worker.load} (`queue`)")
         if not self._waiting.may_run(entry.job.tenant, count):
             self._full(f"tenant `{entry.job.tenant}` may not run {count} more (its `running`)")
-        job = msgspec.structs.replace(entry.job, files={}, stdin=b"", interactive=False, retries=0)
+        # What it was made of is in its memory, and counts once however many copies there are.
+        job = msgspec.structs.replace(entry.job, target="", args=(), env={}, files={}, stdin=b"", interactive=False, retries=0)
         copies = [self.book.add(job, self._output_limit(job), entry.id) for _ in range(count)]
         for copy in copies:
             self._waiting.run(copy)
             self.book.sent(copy, worker.number)
             worker.runs[copy.run] = copy
+        making = asyncio.ensure_future(self._make_copies(worker, channel, entry, copies))
+        try:
+            await asyncio.shield(making)
+        except asyncio.CancelledError:
+            # The worker may have made them, or yet do so, and nobody would know their ids.
+            self._unwanted.add(making)
+            making.add_done_callback(lambda _: self._kill_unwanted(making, copies))
+            raise
+        return [copy.info() for copy in copies]
+
+    async def _make_copies(self, worker: Worker, channel: Channel, entry: Entry, copies: Sequence[Entry]) -> None:
         try:
             await channel.ask(Fork(entry.run, tuple(copy.run for copy in copies)), Done)
         except BaseException:
@@ -280,8 +296,17 @@ class Router:
                     self._release(worker, copy)
                     self.book.remove(copy)
             raise
-        self.numbers["forked"] += count
-        return [copy.info() for copy in copies]
+        self.numbers["forked"] += len(copies)
+
+    def _kill_unwanted(self, making: asyncio.Future[None], copies: Sequence[Entry]) -> None:
+        self._unwanted.discard(making)
+        if making.cancelled() or making.exception() is not None:
+            return
+        for copy in copies:
+            if copy.state != "done" and copy.worker is not None:
+                channel = self.workers[copy.worker].channel
+                if channel is not None:
+                    channel.send(Signal(copy.run, 9))
 
     # -- what there is
 
@@ -474,7 +499,13 @@ class Router:
             assert worker.channel is not None
             self.book.sent(entry, worker.number)
             worker.runs[entry.run] = entry
-            worker.channel.send(Run(entry.run, entry.job))
+            try:
+                worker.channel.send(Run(entry.run, entry.job))
+            except Exception as error:  # it is this job's fault, and nobody else's
+                log.exception("job %s cannot be sent to a worker", entry.id)
+                self._release(worker, entry)
+                self._end(entry, JobResult(kind="internal", text=f"it cannot be sent to a worker: {type(error).__name__}"))
+                continue
             for number in entry.signals:
                 worker.channel.send(Signal(entry.run, number))
             entry.signals.clear()
