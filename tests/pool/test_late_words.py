@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from agentfw.agents import Agent
+from agentfw.pool import forks
 from agentfw.pool.groups import GroupKey
-from agentfw.pool.jobs import Job, Limits
+from agentfw.pool.jobs import Job, JobResult, Limits, PoolError
 from agentfw.pool.runs import Run, Surroundings
 from agentfw.pool.stock import Stock
 from agentfw.pool.templates import Prepared
@@ -55,6 +56,7 @@ class JobStream(Stream):
 class Cell(FakeCell):
     def __init__(self, handler: CellHandler, vms: int, recycle: bool) -> None:
         super().__init__(handler, vms, recycle)
+        self.saving, self.may_save = asyncio.Event(), asyncio.Event()
         self.signals: list[tuple[int, int]] = []
         self.last: dict[int, JobStream] = {}
 
@@ -69,8 +71,21 @@ class Cell(FakeCell):
         quiet.end()
         return quiet
 
+    async def save(self, vm: int) -> Any:
+        self.saved = Saved()
+        self.saving.set()
+        await self.may_save.wait()
+        return self.saved
+
     def signal(self, vm: int, number: int) -> None:
         self.signals.append((vm, number))
+
+
+class Saved:
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
 
 
 def garbage(ack: str) -> bytes:
@@ -82,50 +97,76 @@ def acknowledged(ack: str) -> bytes:
     return struct.pack("<I", len(body)) + body
 
 
+class Pool:
+    """One VM, and runs that want it."""
+
+    def __init__(self) -> None:
+        self.cells: list[Cell] = []
+        runtime = make_runtime()
+        self.stock = Stock(1, lambda group: self.begin, terms=lambda tenant: (1.0, None), recycle=True)
+        self.around = Surroundings(runtime, Serving(runtime), self.stock)
+        self.numbers = itertools.count()
+
+    async def begin(self, handler: CellHandler, vms: int) -> Cell:
+        self.cells.append(Cell(handler, vms, True))
+        return self.cells[-1]
+
+    async def start(self) -> tuple[Run, asyncio.Task[JobResult], Cell, JobStream]:
+        """A run whose VM has got its job, and not said that it begins."""
+        run = Run(self.around, Agent(str(next(self.numbers)), "x", {}), Job(mode="code", target="pass"), Limits(), Heard())
+        end = asyncio.ensure_future(run.perform(KEY, {}, None))
+        await until(lambda: self.cells and self.cells[0].live)
+        stream = self.cells[0].last[0]
+        stream.say({"warm": 1})
+        await until(lambda: stream.sent)
+        return run, end, self.cells[0], stream
+
+
+async def until(there: Callable[[], object]) -> None:
+    while not there():  # noqa: ASYNC110 (what is waited for is the fakes')
+        await asyncio.sleep(0)
+
+
 @pytest.mark.parametrize(("words", "kind"), [(garbage, "internal"), (acknowledged, "code")])
 def test_the_next_job_is_left_alone(words: Callable[[str], bytes], kind: str) -> None:
     async def main() -> None:
-        cells: list[Cell] = []
+        pool = Pool()
+        first, end, cell, stream = await pool.start()
+        stream.held.clear()
+        first.signal(15)
+        stream._data += words(stream.ack)
+        cell.exit(0, "code")
+        second, other, _, next_stream = await pool.start()
+        assert next_stream is not stream
+        stream.held.set()
+        assert (await end).kind == kind
+        assert not cell.killed and not cell.signals and not other.done()
+        assert cell.restores == 2 and not first.running and not second.running
+        cell.exit(0, "code")
+        await other
+        await pool.stock.close()
 
-        async def begin(handler: CellHandler, vms: int) -> Cell:
-            cells.append(Cell(handler, vms, True))
-            return cells[-1]
+    asyncio.run(asyncio.wait_for(main(), 30))
 
-        async def until(there: Callable[[], object]) -> None:
-            while not there():  # noqa: ASYNC110 (what is waited for is the fakes')
-                await asyncio.sleep(0)
 
-        runtime = make_runtime()
-        stock = Stock(1, lambda group: begin, terms=lambda tenant: (1.0, None), recycle=True)
-        around = Surroundings(runtime, Serving(runtime), stock)
-        numbers = itertools.count()
+def test_what_is_killed_while_it_is_saved_has_no_copies() -> None:
+    async def main() -> None:
+        pool = Pool()
+        run, end, cell, stream = await pool.start()
+        stream._data += acknowledged(stream.ack)
+        stream._changed.set()
+        await until(lambda: run.running)
+        saving = asyncio.ensure_future(forks.save(run, KEY))
+        await cell.saving.wait()
+        run.end("killed", "its budget is used up")
+        cell.may_save.set()
+        with pytest.raises(PoolError, match="killed"):
+            await saving
+        assert cell.saved.closed and cell.killed == [0]
+        with pytest.raises(PoolError, match="does not run"):
+            await forks.save(run, KEY)
+        cell.obey()
+        assert (await end).kind == "killed"
+        await pool.stock.close()
 
-        def start() -> tuple[Run, asyncio.Task[Any]]:
-            agent = Agent(str(next(numbers)), "x", {})
-            run = Run(around, agent, Job(mode="code", target="pass"), Limits(), Heard())
-            return run, asyncio.ensure_future(run.perform(KEY, {}, None))
-
-        async with asyncio.timeout(30):
-            first, end = start()
-            await until(lambda: cells and cells[0].live)
-            cell = cells[0]
-            stream = cell.last[0]
-            stream.say({"warm": 1})
-            await until(lambda: stream.sent)
-            stream.held.clear()
-            first.signal(15)
-            stream._data += words(stream.ack)
-            cell.exit(0, "code")
-            second, other = start()
-            await until(lambda: cell.live)
-            cell.last[0].say({"warm": 1})
-            await until(lambda: cell.last[0].sent)
-            stream.held.set()
-            assert (await end).kind == kind
-            assert not cell.killed and not cell.signals and not other.done()
-            assert cell.restores == 2 and not first.running and not second.running
-            cell.exit(0, "code")
-            await other
-            await stock.close()
-
-    asyncio.run(main())
+    asyncio.run(asyncio.wait_for(main(), 30))

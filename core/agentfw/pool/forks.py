@@ -74,11 +74,16 @@ class ForkedRun(Run):
 
 
 async def save(run: Run, key: GroupKey | None) -> SavedVm:
-    """The VM of a run as it stands. PoolError."""
+    """The VM of a run as it stands. PoolError, also if it is killed meanwhile: what a limit, a budget or somebody ends does not
+    go on as its copies."""
     vm = run.vm
-    if vm is None or key is None or not run.running:
+    if vm is None or key is None or not run.running or run.doomed:
         raise PoolError("bad_job", "it does not run (yet, or any more): there is nothing to make copies of")
     try:
-        return await vm.cell.native.save(vm.number)
+        saved = await vm.cell.native.save(vm.number)
     except CellError as error:
         raise PoolError("unsupported", str(error)) from None
+    if run.doomed:
+        saved.close()
+        raise PoolError("bad_job", "it was killed while it was saved")
+    return saved

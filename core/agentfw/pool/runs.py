@@ -90,6 +90,11 @@ class Run:
         """Its program has begun, and not ended."""
         return self._dispatched is not None and not self._exited.done()
 
+    @property
+    def doomed(self) -> bool:
+        """It is ended by us: by a caller, a limit or a plugin."""
+        return self._reason is not None
+
     # -- control
 
     def signal(self, number: int) -> None:
