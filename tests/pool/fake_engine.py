@@ -151,6 +151,7 @@ class Engine:
         if job_id not in self.jobs:
             raise PoolError("unsupported", "it does not run")
         steps, job = self.jobs[job_id]
+        await asyncio.sleep(float(job.env.get("SAVING", 0)))
         return [
             asyncio.get_running_loop().create_task(
                 self.run(msgspec.structs.replace(job, target=json.dumps(steps)), copy, event, None)

@@ -158,6 +158,27 @@ async def test_forks(local: bool) -> None:
 
 @BOTH
 @pool_test
+async def test_copies_that_are_killed_before_they_are_there(local: bool) -> None:
+    async with running(local=local) as router:
+        parent = await router.submit(job(["sleep", 60], ["sleep", 60], env={"SAVING": "0.3"}))
+        await until_running(router, parent.id)
+        await asyncio.sleep(0.05)
+        forking = asyncio.ensure_future(router.fork(parent.id, 2))
+        await until(lambda: len(router.book) == 3)
+        first, second = (info for info in await router.jobs() if info.id != parent.id)
+        await router.signal(first.id, 9)
+        await forking
+        assert _end(await router.wait(first.id)) == ("killed", 0)
+        await until_running(router, second.id)
+        await router.signal(second.id, 9)
+        await router.wait(second.id)
+        await router.signal(parent.id, 9)
+        await router.wait(parent.id)
+        assert not router.workers[0].runs
+
+
+@BOTH
+@pool_test
 async def test_what_is_refused(local: bool) -> None:
     tables = {"tenants": {"small": {"queued": 1, "running": 1}}, "queue": 3}
     async with running(local=local, size=2, idle=0, workers=2, **tables) as router:

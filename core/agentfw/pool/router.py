@@ -102,6 +102,8 @@ class Router:
         self.book = Book(self.pool.keep_jobs, self.pool.keep_output)
         self._waiting = Waiting(self._tenant)
         self.workers: list[Worker] = []
+        self._forking: set[str] = set()
+        """Runs of copies that are being made."""
         self._feeding: dict[str, asyncio.Lock] = {}
         self._unwanted: set[asyncio.Future[None]] = set()
         """Forks that are being made for callers who have gone."""
@@ -253,6 +255,9 @@ class Router:
                 self._end(entry, JobResult(kind="killed", text="killed before it began"))
             elif len(entry.signals) < MAX_SIGNALS:
                 entry.signals.append(number)
+        elif entry.run in self._forking:
+            if number == 9 or len(entry.signals) < MAX_SIGNALS:
+                entry.signals.append(number)
         elif entry.state != "done" and entry.worker is not None:
             await self.workers[entry.worker].link().put(Signal(entry.run, number))
 
@@ -288,6 +293,9 @@ class Router:
         return [copy.info() for copy in copies]
 
     async def _make_copies(self, worker: Worker, channel: Channel, entry: Entry, copies: Sequence[Entry]) -> None:
+        """Signals for copies are kept until the worker knows them: it saves the job first, which may take a while."""
+        runs = {copy.run for copy in copies}
+        self._forking |= runs
         try:
             await channel.ask(Fork(entry.run, tuple(copy.run for copy in copies)), Done)
         except BaseException:
@@ -296,6 +304,12 @@ class Router:
                     self._release(worker, copy)
                     self.book.remove(copy)
             raise
+        finally:
+            self._forking -= runs
+        for copy in copies:
+            for number in copy.signals if copy.state != "done" else ():
+                channel.send(Signal(copy.run, number))
+            copy.signals.clear()
         self.numbers["forked"] += len(copies)
 
     def _kill_unwanted(self, making: asyncio.Future[None], copies: Sequence[Entry]) -> None:
