@@ -139,3 +139,42 @@ def test_a_full_ring_of_long_operations_is_no_single_turn(bare_cell, guest):
 
     (before, after), turns = asyncio.run(main())
     assert len([t for t in turns if before < t < after]) >= 10
+
+
+def test_memory_outside_of_the_process_is_counted_and_given_back(bare_cell, guest):
+    """Private files and windows are memfds: of these the kernel says of no process that they are its. When a VM has ended they
+    are empty, though nobody may follow in its place."""
+    body = """
+    void run(void) {
+        int64_t h = call(AFW_OP_OPEN, (u64)"/tmp/a", 6, 0102, 0600, AFW_CWD, 0);
+        int64_t g = call(AFW_OP_OPEN, (u64)"/tmp/b", 6, 0102, 0600, AFW_CWD, 0);
+        CHECK(h > 0 && g > 0 && call(AFW_OP_TRUNCATE, (u64)h, 6 << 20, 0, 0, 0, 0) == 0);
+        CHECK(call(AFW_OP_TRUNCATE, (u64)g, 4 << 20, 0, 0, 0, 0) == 0 && call(AFW_OP_TRUNCATE, (u64)g, 1 << 20, 0, 0, 0, 0) == 0);
+        CHECK(call(AFW_OP_CLOSE, (u64)h, 0, 0, 0, 0, 0) == 0);
+        CHECK(call(AFW_OP_UNLINK, (u64)"/tmp/b", 6, 0, 0, AFW_CWD, 0) == 0);
+        volatile char *window = (volatile char *)AFW_WINDOW;
+        for (u64 at = AFW_WINDOW_DATA + 8 * AFW_RING; at < AFW_WINDOW_SIZE; at += 4096) window[at] = 1;
+        say("full\\n", 5);
+        while (WIN->flow[0].rx_head == WIN->flow[0].rx_tail) { CTL->deadline = ~0ull; CTL->wake = 0; park(); }
+        leave(0);
+    }
+    """
+    rings = (0x1010000 - 0x10000 - 8 * 0x10000) // 4096 * 4096
+
+    async def main():
+        recorder = bare.Recorder()
+        cell = await Cell.start(bare.config(guest(body), vms=2, tmp_bytes=10 << 20), recorder, bare_cell)
+        try:
+            assert cell.other_memory() < 1 << 20
+            cell.boot(0)
+            async with asyncio.timeout(30):
+                assert await cell.stream(0, 1).receive() == b"full\n"
+            assert (7 << 20) + rings <= cell.other_memory() < (8 << 20) + rings
+            await cell.stream(0, 0).send(b"go")
+            await recorder.until(lambda: recorder.exits)
+            assert recorder.exits[0].code == 0 and cell.other_memory() < 1 << 20
+        finally:
+            await cell.close()
+        assert cell.other_memory() == 0
+
+    asyncio.run(main())

@@ -81,6 +81,9 @@ class FakeCell:
     def signal(self, vm: int, number: int) -> None: ...
     def limit(self, vm: int, cpu: float | None = None, cpu_seconds: float | None = None) -> None: ...
     def share(self, fraction: float | None) -> None: ...
+    def other_memory(self) -> int:
+        return 0
+
     def cpu_seconds(self) -> float:
         return 0.0
 

@@ -86,3 +86,27 @@ def test_copies_have_limits_and_can_be_killed(store: Path) -> None:
             assert (await second[0]).kind == "killed"
 
     in_loop(main)
+
+
+def test_what_lies_in_memory_files_is_counted(store: Path) -> None:
+    """Private files, and what copies share, are no process's own: the pool's limit of memory is to see them."""
+
+    async def main() -> None:
+        async with engine(store, size=3, idle=0) as pool:
+            code = "open('/tmp/f', 'wb').write(b'x' * (20 << 20))\nprint('on', flush=True)\nwhile True: pass"
+            pool._look_at_memory()
+            before = pool.counts().memory
+            parent, _ = await started(pool, Job(mode="code", target=code), "p")
+            pool._look_at_memory()
+            one = pool.counts().memory
+            assert one - before > 20 << 20
+            heard = Heard()
+            copies = await pool.fork("p", ["a"], [heard])
+            await asyncio.wait_for(heard.began.wait(), 60)
+            pool._look_at_memory()
+            assert pool.counts().memory - one > 20 << 20
+            pool.signal("p", 9)
+            pool.signal("a", 9)
+            await asyncio.gather(parent, *copies)
+
+    in_loop(main)

@@ -383,6 +383,10 @@ class Cell:
             self._cpu_seconds = time.clock_gettime(~self.pid << 3 | _CPUCLOCK_SCHED)
         return self._cpu_seconds
 
+    def other_memory(self) -> int:
+        """Bytes that its VMs take outside of the process's own memory: windows, and large private files."""
+        return 0 if self._gone.done() else int(lib.afw_worker_other_memory(self.worker, self._config.tmp_bytes))
+
     def discard(self, vm: int) -> None:
         """Frees what CellConfig.recycle keeps of VM `vm` since its end: the next restore() makes a new one. ValueError: live."""
         if self.live(vm):
@@ -424,9 +428,7 @@ class Cell:
             raise ValueError(f"VM {vm} of a cell with {self._config.vms}")
         if self._closing and self._gone.done():
             raise CellError("the cell is closed")
-        copy = _lib.new_vm()
-        lib.afw_worker_vm(self.worker, vm, copy)
-        return copy
+        return self._shared_copy(vm)
 
     # -- for flows
 
@@ -477,17 +479,13 @@ class Cell:
     # -- events
 
     def _readable(self) -> None:
-        try:
+        with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._eventfd)
-        except BlockingIOError:
-            return
-        self._drain()
+            self._drain()
 
     def _drain(self) -> None:
         """One queue's worth of each runner at most: others on this loop get their turn."""
-        if self._failed is not None or (self._closing and self._gone.done()):
-            return
-        if self._drain_once():
+        if self._failed is None and not (self._closing and self._gone.done()) and self._drain_once():
             self._loop.call_soon(self._drain)
 
     def _drain_all(self) -> None:
@@ -552,6 +550,8 @@ class Cell:
         self._saver.gone(vm)
         for flow in list(record.flows.values()):
             flow.end()
+        if not self._closing and self._failed is None:
+            lib.afw_window_reset(self.worker, vm)  # 16 MiB, if it wrote to all of it: its place may stay empty
         self._call(self._handler.vm_exited, vm, end)
 
     def _flow_open(self, vm: int, record: _Vm, index: int, a: int, b: int, c: int) -> None:

@@ -135,7 +135,8 @@ struct afw_vm_shm {
     uint64_t recycled;               /* 1: this life began in the VM of the one before it (AFW_REC_RECYCLE) */
     uint64_t reset_ns;               /* that took to put back; also if it did not come to that */
     uint64_t private_pages;          /* that the life before it had left changed */
-    uint64_t reserved[3];
+    uint64_t tmp_bytes;              /* of its private files that are memfds: not in the process's own memory. Holes counted */
+    uint64_t reserved[2];
 };
 
 /* What one VM may not do: this head, then rules, then parts, then bytes, without gaps. AFW_RULES_SIZE bytes of the shared memory are

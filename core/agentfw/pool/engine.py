@@ -400,9 +400,12 @@ class Engine:
                 log.exception("the pool's house-keeping failed")
 
     def _look_at_memory(self) -> None:
-        pids = [cell.pid for group in self._stock.groups.values() for cell in group.cells if cell.pid]
+        groups = self._stock.groups.values()
+        cells = [cell for group in groups for cell in group.cells if cell.pid]
         count = self._stock.count
-        self._memory = pressure.used(pids, sum(count.values()) - count["empty"])
+        self._memory = pressure.used([cell.pid for cell in cells], sum(count.values()) - count["empty"])
+        self._memory += sum(cell.native.other_memory() for cell in cells)
+        self._memory += sum(group.key.template.shared_memory for group in groups if group.cells)
         limit = parse_size(self._pool.memory) if self._pool.memory else None
         own = pressure.of_limit(self._memory, None if limit is None else int(limit * self._part))
         level = pressure.worse(own, pressure.host())

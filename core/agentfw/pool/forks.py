@@ -34,12 +34,17 @@ class Forked(Prepared):
 
     late: ClassVar[bool] = True
     saved: SavedVm
+    bytes: int
+
+    @property
+    def shared_memory(self) -> int:
+        return self.bytes
 
 
 def forked(key: GroupKey, saved: SavedVm) -> GroupKey:
     """Of the copies of a job of group `key`."""
     old = key.template
-    template = Forked(old.name, old.template, old.snapshot, old.key, old.environment, old.trust, saved)
+    template = Forked(old.name, old.template, old.snapshot, old.key, old.environment, old.trust, saved, saved.memory())
     return GroupKey(key.tenant, template, key.isolation)
 
 

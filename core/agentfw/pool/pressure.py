@@ -26,7 +26,7 @@ _STATUS = re.compile(r"^(?:RssAnon|VmPTE):\s+(\d+) kB$", re.MULTILINE)
 
 def used(pids: Iterable[int], vms: int = 0, proc: Path = Path("/proc")) -> int:
     """Bytes of memory that these processes, with so many VMs in them, have for themselves: what they wrote, page tables, what the
-    kernel keeps. What they share, the snapshot most of all, is not in it."""
+    kernel keeps. What they share, the snapshot most of all, is not in it, nor what lies in memfds (`Cell.other_memory()`)."""
     total = vms * KERNEL
     for pid in pids:
         try:

@@ -44,6 +44,11 @@ class Prepared:
     environment: Mapping[str, str]
     trust: Mapping[str, Any]
 
+    @property
+    def shared_memory(self) -> int:
+        """Bytes that all VMs of it share and only they have."""
+        return 0
+
 
 class Templates:
     """Belongs to the runtime's loop. What changes in the configuration counts from the next `get()`."""

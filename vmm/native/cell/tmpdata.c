@@ -10,10 +10,21 @@
 
 #define HEAP_MAX 65536               /* larger files go into a memfd */
 
+/* To be told to who measures memory: the kernel counts memfds as nobody's */
+static void outside(struct tmpfs *fs, uint64_t less, uint64_t more)
+{
+    struct vm *vm = fs->vfs->vm;
+    fs->outside += more - less;
+    if (vm && vm->shm)
+        __atomic_store_n(&vm->shm->tmp_bytes, fs->outside, __ATOMIC_RELAXED);
+}
+
 static void settle(struct tmpfs *fs, struct tnode *n, uint64_t size)
 {
     fs->bytes_used -= tmpfs_charge(n->size);
     fs->bytes_used += tmpfs_charge(size);
+    if (n->fd >= 0)
+        outside(fs, tmpfs_charge(n->size), tmpfs_charge(size));
     n->size = size;
 }
 
@@ -56,6 +67,7 @@ static int to_memfd(struct tmpfs *fs, struct tnode *n)
     n->heap = 0;
     n->heap_size = 0;
     n->fd = fd;
+    outside(fs, 0, tmpfs_charge(n->size));
     return 0;
 }
 

@@ -36,6 +36,7 @@ struct tmpfs {
     struct vfs *vfs;
     uint64_t bytes, bytes_used;      /* quota: sizes rounded up to pages, holes counted */
     uint64_t inodes, inodes_used;
+    uint64_t outside;                /* of bytes_used, what is in memfds */
     uint64_t ino, seq, seed;
     struct tentry **table;
     uint32_t buckets, entries, roots;

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #include "internal.h"
@@ -227,6 +228,17 @@ void afw_worker_vm(struct afw_worker *w, uint32_t vm, struct afw_vm_shm *out)
     out->text[sizeof out->text - 1] = 0;
     if (out->fault_code_len > sizeof out->fault_code)
         out->fault_code_len = 0;
+}
+
+uint64_t afw_worker_other_memory(struct afw_worker *w, uint64_t most)
+{
+    struct stat st;
+    uint64_t sum = fstat(w->windows_fd, &st) ? 0 : (uint64_t)st.st_blocks * 512;
+    for (uint32_t i = 0; i < w->vms; i++) {
+        uint64_t files = __atomic_load_n(&w->vm_shm[i].tmp_bytes, __ATOMIC_RELAXED);
+        sum += files < most ? files : most;
+    }
+    return sum;
 }
 
 uint8_t *afw_worker_site_area(struct afw_worker *w, uint32_t runner)

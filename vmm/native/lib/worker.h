@@ -36,6 +36,8 @@ int afw_worker_events(struct afw_worker *w, uint32_t runner, struct afw_event *o
 int afw_worker_command(struct afw_worker *w, uint32_t runner, const struct afw_command *command);
 /* A WAKE for every VM whose window changed since, then the runners' eventfds. 1: a queue was full, call again later. */
 int afw_worker_flush(struct afw_worker *w);
+/* Bytes of the windows in use, and of private files outside of the cell's own memory, `most` of them a VM's. */
+uint64_t afw_worker_other_memory(struct afw_worker *w, uint64_t most);
 /* A copy, its strings terminated. */
 void afw_worker_vm(struct afw_worker *w, uint32_t vm, struct afw_vm_shm *out);
 uint8_t *afw_worker_site_area(struct afw_worker *w, uint32_t runner);
