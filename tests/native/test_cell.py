@@ -272,6 +272,20 @@ def test_slices_make_upcalls_unless_alone(bare_cell, guest):
     assert (end.kind, end.code) == ("code", 0), output
 
 
+def test_slices_that_are_over_before_the_guest_has_begun(bare_cell, guest):
+    """As on an emulated KVM, or a host that gives us hardly any CPU: entering takes longer than a slice. It gets on all the same."""
+    body = """
+    void run(void) {
+        CTL->wake = 0;
+        CTL->alone = 1;
+        for (volatile u64 i = 0; i < 300000; i++);
+        leave(7);
+    }
+    """
+    end, output = outcome(bare_cell, guest(body), slice_ns=10_000)
+    assert (end.kind, end.code) == ("code", 7), output
+
+
 def test_signals_and_wakes_reach_a_parked_vm(bare_cell, guest):
     body = """
     void run(void) {

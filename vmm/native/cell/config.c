@@ -98,7 +98,7 @@ static int record(uint32_t type, const uint8_t *p, uint32_t size)
         if (size != 8)
             return -EINVAL;
         c->slice_ns = u64(p);
-        return c->slice_ns >= 100000 && c->slice_ns <= 10000000000 ? 0 : -ERANGE;
+        return c->slice_ns >= 1000 && c->slice_ns <= 10000000000 ? 0 : -ERANGE;
     case AFW_REC_TRACE:
         if (size != 4)
             return -EINVAL;

@@ -351,6 +351,7 @@ struct runner {
     bool notify;                                 /* events were queued since the worker was last signalled */
     timer_t timer;
     bool armed;
+    uint64_t slice;                              /* ns: as configured, or longer where that is too short to get anywhere */
     uint32_t turn;                               /* VM that ran last */
     uint64_t cpu_mark;                           /* the thread's CPU time that has been charged */
     uint64_t turns_ns;                           /* turns_ns of who ran last: nobody who waits has much less */

@@ -32,7 +32,8 @@ static void on_tick(int sig)
         run->immediate_exit = 1;
 }
 
-#define SOON 500000ull                           /* ns that a turn lasts whoever wakes up meanwhile: entering a guest is not free */
+#define SOON 10                                  /* a turn lasts a slice's tenth whoever wakes up meanwhile: entering a guest is not free */
+#define STRETCH 16                               /* so many times its slice at most */
 
 static struct timespec timespec_of(uint64_t ns)
 {
@@ -45,7 +46,7 @@ static void timer_arm(struct runner *r, bool on)
         return;
     struct itimerspec t = {0};
     if (on)
-        t.it_interval = t.it_value = timespec_of(cell.config.slice_ns);
+        t.it_interval = t.it_value = timespec_of(r->slice);
     timer_settime(r->timer, 0, &t, 0);
     r->armed = on;
 }
@@ -53,15 +54,28 @@ static void timer_arm(struct runner *r, bool on)
 /* For a turn: a parked VM whose deadline comes before the slice's end has its turn then. */
 static void timer_turn(struct runner *r, uint64_t deadline)
 {
-    uint64_t now, slice = cell.config.slice_ns;
+    uint64_t now, slice = r->slice;
     if (deadline == ~0ull || deadline >= (now = clock_mono()) + slice) {
         timer_arm(r, true);
         return;
     }
-    uint64_t first = deadline > now + SOON ? deadline - now : SOON;
+    uint64_t first = deadline > now + slice / SOON ? deadline - now : slice / SOON;
     struct itimerspec t = {.it_interval = timespec_of(slice), .it_value = timespec_of(first < slice ? first : slice)};
     timer_settime(r->timer, 0, &t, 0);
     r->armed = true;
+}
+
+/* Where entering a guest takes longer than a slice (an emulated KVM, a host that gives us hardly any CPU), each turn would be over
+ * before the guest has come to its next instruction: slices get longer until turns take about what they should. */
+static void turn_over(struct runner *r, uint64_t began)
+{
+    uint64_t took = clock_mono() - began, was = r->slice, least = cell.config.slice_ns;
+    if (runner_tick && took > 2 * was)
+        r->slice = was * 2 < least * STRETCH ? was * 2 : least * STRETCH;
+    else if (was > least)
+        r->slice = was - was / 16 > least ? was - was / 16 : least;
+    if (r->slice != was)
+        timer_arm(r, false);
 }
 
 /* ---- queues ---- */
@@ -473,6 +487,7 @@ static void *runner_main(void *arg)
     r->tid = (uint32_t)sev.sigev_notify_thread_id;
     if (timer_create(CLOCK_MONOTONIC, &sev, &r->timer))
         abort();
+    r->slice = cell.config.slice_ns;
     ticks(true);
     sem_post(&set_up);
     while (sem_wait(&released))
@@ -503,9 +518,11 @@ static void *runner_main(void *arg)
             timer_turn(r, nearest);
             /* Who queues a command from here on sees that and sends the signal; what was queued before is seen here. */
             __atomic_store_n(&r->q->inside.value, r->tid, __ATOMIC_SEQ_CST);
+            uint64_t began = clock_mono();
             if (!commands_wait(r))
                 vm_run(next);
             __atomic_store_n(&r->q->inside.value, 0, __ATOMIC_RELEASE);
+            turn_over(r, began);
             runner_notify(r);
             continue;
         }
