@@ -273,7 +273,7 @@ def test_slices_make_upcalls_unless_alone(bare_cell, guest):
 
 
 def test_slices_that_are_over_before_the_guest_has_begun(bare_cell, guest):
-    """As on an emulated KVM, or a host that gives us hardly any CPU: entering takes longer than a slice. It gets on all the same."""
+    """As on an emulated KVM, or a host that gives us hardly any CPU: entering takes longer than a slice."""
     body = """
     void run(void) {
         CTL->wake = 0;

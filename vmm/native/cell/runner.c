@@ -32,7 +32,7 @@ static void on_tick(int sig)
         run->immediate_exit = 1;
 }
 
-#define SOON 10                                  /* a turn lasts a slice's tenth whoever wakes up meanwhile: entering a guest is not free */
+#define SOON 500000ull                           /* ns that a turn lasts whoever wakes up meanwhile: entering a guest is not free */
 #define STRETCH 16                               /* so many times its slice at most */
 
 static struct timespec timespec_of(uint64_t ns)
@@ -59,7 +59,7 @@ static void timer_turn(struct runner *r, uint64_t deadline)
         timer_arm(r, true);
         return;
     }
-    uint64_t first = deadline > now + slice / SOON ? deadline - now : slice / SOON;
+    uint64_t soon = SOON * (slice / cell.config.slice_ns), first = deadline > now + soon ? deadline - now : soon;
     struct itimerspec t = {.it_interval = timespec_of(slice), .it_value = timespec_of(first < slice ? first : slice)};
     timer_settime(r->timer, 0, &t, 0);
     r->armed = true;
