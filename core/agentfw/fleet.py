@@ -278,7 +278,7 @@ class Fleet:
         timed_out = False
         try:
             try:
-                host.cell.restore(vm, _FIRST_PID + next(self._numbers), rules)
+                host.cell.restore(vm, _FIRST_PID + next(self._numbers), rules, soon=True)
             except CellError as error:
                 del host.lives[vm]
                 run.exited.set_result(VmExit("internal", 0, 0, str(error)))  # nothing runs: nothing to wait for below

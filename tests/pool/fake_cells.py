@@ -51,13 +51,15 @@ class FakeCell:
         self.lost: Literal["", "killed", "broken"] = ""
         self.closed = False
         self.restores = 0
+        self.soon: dict[int, bool] = {}
 
-    def restore(self, vm: int, pid: int, rules: bytes = b"", note: bytes = b"") -> None:
+    def restore(self, vm: int, pid: int, rules: bytes = b"", note: bytes = b"", soon: bool = False) -> None:
         assert 0 <= vm < self.vms and vm not in self.live and pid >= 1000
         assert self.left.pop(vm, "clean") == "clean", "the memory of a bad end is used again"
         if self.closed or self.lost:
             raise CellError("the cell is gone")
         self.restores += 1
+        self.soon[vm] = soon
         self.live[vm] = Stream()
 
     async def save(self, vm: int) -> Any:

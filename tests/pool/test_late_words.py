@@ -60,7 +60,7 @@ class Cell(FakeCell):
         self.signals: list[tuple[int, int]] = []
         self.last: dict[int, JobStream] = {}
 
-    def restore(self, vm: int, pid: int, rules: bytes = b"", note: bytes = b"") -> None:
+    def restore(self, vm: int, pid: int, rules: bytes = b"", note: bytes = b"", soon: bool = False) -> None:
         super().restore(vm, pid, rules, note)
         self.live[vm] = self.last[vm] = JobStream()
 

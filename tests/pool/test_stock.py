@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentfw.pool import stock
-from agentfw.pool.cells import CellLike, Loss, Vm
+from agentfw.pool.cells import SOON_PART, CellLike, Loss, Vm
 from agentfw.pool.groups import CELL_VMS, Group, GroupKey, Trouble
 from agentfw.pool.stock import Stock
 from agentfw.pool.templates import Prepared
@@ -405,4 +405,23 @@ def test_what_ended_is_put_back_for_the_next_of_its_group() -> None:
     assert pool.stock.counted["recycled"] == 20 and pool.stock.counted["restored"] <= 3
     pool.submit("a", TEMPLATES[0], "cell", 1, ["signal"])
     assert pool.stock.counted["recycled"] == 20
+    pool.teardown()
+
+
+def test_some_wait_with_the_pages_of_their_jobs_and_get_them_first() -> None:
+    pool = ready(26)
+    pool.aimed.target = 20
+    pool.stock.soon(pool.aimed)
+    for _ in range(20):
+        pool.step(0.0)
+        pool.get_warm(99)
+    ((native, group),) = pool.cells
+    assert pool.stock.count["idle"] == 20 and sum(native.soon.values()) == CELL_VMS // SOON_PART == 4
+    for left in (3, 2, 1, 0, 0):
+        group.target -= 1  # no other is made
+        pool.submit("a", TEMPLATES[0], "cell", 1, [])
+        assert sum(vm.soon for vm in group.idle()) == left
+    assert sum(job.vm is not None and job.vm.soon for job in pool.jobs) == 4, "the fifth got one without"
+    pool.submit("a", TEMPLATES[0], "cell", 1, [])
+    assert sum(vm.soon for vm in group.idle()) == 1, "the next that is made is ready again"
     pool.teardown()

@@ -88,6 +88,7 @@ class Lib(Protocol):
     AFW_EV_RULES: int
     AFW_CMD_BOOT: int
     AFW_CMD_RESTORE: int
+    AFW_RESTORE_SOON: int
     AFW_CMD_SIGNAL: int
     AFW_CMD_KILL: int
     AFW_CMD_SITES: int

@@ -273,16 +273,16 @@ class Cell:
         """Starts the configuration's program in VM `vm`; at its ready call it is saved to `snapshot_out`."""
         self._begin(vm, lib.AFW_CMD_BOOT, 0, rules)
 
-    def restore(self, vm: int, pid: int, rules: bytes = b"", note: bytes = b"") -> None:
+    def restore(self, vm: int, pid: int, rules: bytes = b"", note: bytes = b"", soon: bool = False) -> None:
         """Starts VM `vm` from `snapshot_in`; its getpid() will be `pid`. `rules` (`compile_rules()`): what it may not do.
 
         From a SavedVm it goes on where that stood. `pid` must be another than that had; `note` is what its /proc/agentfw says.
 
         With CellConfig.recycle a VM that ended with kind "code", "signal" or "killed" is put back to the snapshot's state where
-        that is certain, and made anew where it is not (`VmStatistics.recycled` tells). Who may follow whom in one is the
-        caller's decision.
+        that is certain, and made anew elsewhere (`VmStatistics.recycled` tells). Who may follow whom is the caller's decision.
+        `soon`: it is among the next to get a job. What jobs write to is made ready now: less work when it comes, 1 MB until then.
         """
-        self._begin(vm, lib.AFW_CMD_RESTORE, pid, rules, note)
+        self._begin(vm, lib.AFW_CMD_RESTORE, pid | (soon << lib.AFW_RESTORE_SOON), rules, note)
 
     def _begin(self, vm: int, command: int, argument: int, rules: bytes, note: bytes = b"") -> None:
         if not 0 <= vm < self._config.vms:

@@ -39,10 +39,12 @@ struct afw_event {
     uint64_t f;
 };                                   /* 64 bytes */
 
+#define AFW_RESTORE_SOON 32          /* a bit: its job comes at once, or will come to this VM before others: what a job writes is populated now */
+
 /* worker -> runner */
 enum afw_command_type {
     AFW_CMD_BOOT = 1,                /* vm: boot a template from the ELF file, argv and env of the configuration; b as below */
-    AFW_CMD_RESTORE = 2,             /* vm: from the configuration's snapshot; a = pid, b = bytes of its struct afw_rules, 0: no rules */
+    AFW_CMD_RESTORE = 2,             /* vm: from the configuration's snapshot; a = pid (and AFW_RESTORE_SOON), b = bytes of its struct afw_rules, 0: no rules */
     AFW_CMD_WAKE = 3,                /* vm: the I/O window changed */
     AFW_CMD_SIGNAL = 4,              /* vm: signal a */
     AFW_CMD_KILL = 5,                /* vm: stop now; AFW_EV_EXIT follows with exit_kind AFW_EXIT_KILLED */

@@ -26,6 +26,8 @@ WARM_AT_ONCE = 4
 
 log = logging.getLogger("agentfw.pool")
 
+SOON_PART = 8
+"""One of so many VMs of a cell waits with the pages that its job will write to: 1 MB more, and a job in it begins 1 ms sooner."""
 State = Literal["empty", "warming", "idle", "running", "ending"]
 Counts = dict[str, int]
 
@@ -37,7 +39,7 @@ def no_vms() -> Counts:
 class CellLike(Limited, Protocol):
     """What is needed of `agentfw_vmm.Cell`."""
 
-    def restore(self, vm: int, pid: int, rules: bytes = b"", note: bytes = b"") -> None: ...
+    def restore(self, vm: int, pid: int, rules: bytes = b"", note: bytes = b"", soon: bool = False) -> None: ...
     async def save(self, vm: int) -> SavedVm: ...
     def rules(self, vm: int, rules: bytes) -> None: ...
     def signal(self, vm: int, number: int) -> None: ...
@@ -102,7 +104,7 @@ class Lane:
 class Vm:
     """A place for a VM in a cell."""
 
-    __slots__ = ("born", "cell", "kept", "lane", "life", "number", "state", "user", "warm_cpu")
+    __slots__ = ("born", "cell", "kept", "lane", "life", "number", "soon", "state", "user", "warm_cpu")
 
     def __init__(self, cell: PoolCell, number: int, lane: Lane) -> None:
         self.cell = cell
@@ -115,6 +117,8 @@ class Vm:
         """False: it is its user's, who has not restored it yet (in a `late` cell)."""
         self.kept = False
         """It is empty, and its memory is still there to be put back."""
+        self.soon = False
+        """What jobs write to is there already: the first to get one."""
         self.user: User | None = None
         self.warm_cpu = 0
         """Nanoseconds of CPU time that it took to get warm: not its job's."""
@@ -130,7 +134,9 @@ class Vm:
         if old == "idle":
             self.lane.idle.remove(self)
         if state == "idle":
-            self.lane.idle.append(self)
+            idle = self.lane.idle  # the last one is taken first
+            at = len(idle) if self.soon else next((at for at, vm in enumerate(idle) if vm.soon), len(idle))
+            idle.insert(at, self)
 
     def stream(self, index: int) -> GuestFlow:
         return self.cell.native.stream(self.number, index)
@@ -246,9 +252,11 @@ class PoolCell:
             self.events.vm_warm(vm)
             return
         vm.life += 1
+        ready = sum(each.soon for each in self.vms if each is not vm and each.state in ("warming", "idle"))
+        vm.soon = vm.kept or ready < len(self.vms) // SOON_PART  # one that was used has these pages
         vm.kept = False
         try:
-            self.native.restore(vm.number, self._pids())
+            self.native.restore(vm.number, self._pids(), soon=vm.soon)
         except CellError as error:
             vm.become("empty")
             self.events.vm_gone(vm, "warming", VmExit("internal", 0, 0, str(error)), self._loss())

@@ -88,7 +88,7 @@ class Group:
     def claim(self) -> Vm | None:
         """A VM that waits, where there is least to do. It is the caller's to `PoolCell.use()`."""
         lanes = (lane for cell in self.cells if not cell.closed for lane in cell.lanes if lane.idle)
-        best = min(lanes, key=lambda lane: lane.load, default=None)
+        best = min(lanes, key=lambda lane: (lane.load, not lane.idle[-1].soon), default=None)
         return best.idle[-1] if best is not None else None  # the last one's memory is warm in the caches
 
     def place(self) -> Vm | None:

@@ -3,12 +3,16 @@
  * A VM pays 15 to 24 us for each first write to a page (a copy-on-write fault through KVM's shadow MMU), 1.5 to 3 us if the host
  * populated it before. So a rehearsal records which pages become private, by /proc/self/pagemap, and later cells populate them: those
  * written until the VM waits for its job as it is restored, the others when its job comes, since a VM that waits is to be small.
+ * Or as it is restored, too, if the worker says that it will be among the next to get one: a page that the guest has read meanwhile
+ * costs four times as much, since all VMs of the process are told that it changes.
  */
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 #include "machine.h"
 
+#define GAP 1                                    /* pages, populated with what is before and behind: KVM maps up to eight in a row by one fault */
+#define TRIED (256 * PAGE)                       /* runs to this size are tried page by page if all at once does not do */
 #define RUNS 8192                                /* of consecutive pages, in both sets */
 #define PM_PRESENT (1ull << 63)
 #define PM_FILE (1ull << 61)                     /* page of a file or shared: not copied yet */
@@ -21,8 +25,27 @@
 struct run {
     uint32_t page, count;
 };
-static struct run *hot;
-static uint32_t n_hot, n_first;
+static struct run *hot, *both;                   /* both: both sets in one */
+static uint32_t n_hot, n_first, n_both;
+
+/* -> runs in `out`, of both sorted lists; what lies close together is one */
+static uint32_t join(const struct run *a, uint32_t n_a, const struct run *b, uint32_t n_b, struct run *out)
+{
+    uint32_t n = 0;
+    while (n_a || n_b) {
+        bool first = !n_b || (n_a && a->page < b->page);
+        const struct run *r = first ? a++ : b++;
+        n_a -= first;
+        n_b -= !first;
+        struct run *last = out + n - 1;
+        if (n && r->page >= last->page && r->page <= last->page + last->count + GAP) {
+            uint32_t count = r->page + r->count - last->page;
+            last->count = count > last->count ? count : last->count;
+        } else
+            out[n++] = *r;
+    }
+    return n;
+}
 
 /* A damaged list only costs time: what of it makes no sense is left out. */
 void hot_load(int fd)
@@ -36,6 +59,8 @@ void hot_load(int fd)
         else if (hot[i].page >= AFW_SYS / PAGE && hot[i].page < PAGES_IN_SPACE && hot[i].count <= PAGES_IN_SPACE - hot[i].page)
             hot[n_hot++] = hot[i];
     }
+    if ((both = malloc(RUNS * sizeof *both)))
+        n_both = join(hot, n_first, hot + n_first, n_hot - n_first, both);
 }
 
 static void populate(struct machine *m, const struct run *r, uint32_t n, const uint64_t *chunks)
@@ -44,14 +69,18 @@ static void populate(struct machine *m, const struct run *r, uint32_t n, const u
         uint64_t gva = r[i].page * PAGE, size = r[i].count * PAGE;
         uint64_t a = gva / AFW_CHUNK, b = (gva + size - 1) / AFW_CHUNK;
         if (chunks[a / 64] >> a % 64 & chunks[b / 64] >> b % 64 & 1 && b - a <= 1)   /* else: they fault as they are touched */
-            madvise(m->vm.mem + gva, size, MADV_POPULATE_WRITE);
+            for (uint64_t at = 0; at < size && (at || (madvise(m->vm.mem + gva, size, MADV_POPULATE_WRITE) && size <= TRIED)); at += PAGE)
+                madvise(m->vm.mem + gva + at, PAGE, MADV_POPULATE_WRITE);   /* something in a gap is of another kind */
     }
 }
 
 void hot_restored(struct machine *m, const uint64_t *chunks)
 {
-    populate(m, hot, n_first, chunks);
-    m->hot_due = n_hot > n_first;
+    if (m->soon && both)
+        populate(m, both, n_both, chunks);
+    else
+        populate(m, hot, n_first, chunks);
+    m->hot_due = n_hot > n_first && !(m->soon && both);
 }
 
 void hot_job(struct machine *m, bool certain)

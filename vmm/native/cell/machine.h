@@ -158,6 +158,7 @@ struct machine {
     bool template, restored;
     bool slice_over;                             /* look whether an upcall is due before the next entry */
     bool hot_due;                                /* hot pages of a job are not populated yet */
+    bool soon;                                   /* AFW_RESTORE_SOON: they are to be as it is restored */
     bool exit_owed;                              /* ended, but the event queue was full */
     bool ruled, rules_owed;                      /* has got its rules, or will get none; AFW_EV_RULES is due, but the queue was full */
     bool io_pending;                             /* last exit was KVM_EXIT_IO and KVM has not completed it yet */

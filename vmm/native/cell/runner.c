@@ -142,7 +142,7 @@ static struct machine *machine_new(struct runner *r, uint32_t id)
 }
 
 /* The next life of a VM that was kept: 0; or it is gone, and another must be made. What is not named here begins anew. */
-static int machine_again(struct machine *m, uint32_t pid, uint64_t now)
+static int machine_again(struct machine *m, uint64_t pid, uint64_t now)
 {
     struct vm *vm = &m->vm;
     struct machine next = {
@@ -150,7 +150,7 @@ static int machine_again(struct machine *m, uint32_t pid, uint64_t now)
                .window = vm->window, .shm = vm->shm, .memory_limit = cell.config.memory},
         .state = RUN_KEPT, .restored = true, .clean = m->clean, .next_slot = m->next_slot, .committed = m->committed, .prot = m->prot,
         .edges = m->edges, .drawn = m->drawn, .seams = m->seams, .map = m->map, .maps_room = m->maps_room, .command_ns = now, .cpu_end = ~0ull,
-        .reset_ns = m->reset_ns, .private_pages = m->private_pages};
+        .reset_ns = m->reset_ns, .private_pages = m->private_pages, .soon = pid >> AFW_RESTORE_SOON & 1};
     memcpy(next.vm.chunks, vm->chunks, sizeof vm->chunks);
     *m = next;
     struct afw_vm_shm *s = vm->shm;
@@ -158,7 +158,7 @@ static int machine_again(struct machine *m, uint32_t pid, uint64_t now)
     s->state = AFW_VM_STARTING;
     vm->vfs = vfs_new(vm);
     vm->sites = sites_new(vm);
-    int e = vm->vfs && vm->sites ? snapshot_again(m, pid) : -ENOMEM;
+    int e = vm->vfs && vm->sites ? snapshot_again(m, (uint32_t)pid) : -ENOMEM;
     if (e)
         vm_close(m);
     s->recycled = !e;
@@ -225,7 +225,7 @@ static void start_vm(struct runner *r, const struct afw_command *c)
     int e = 0;
     if (kept && c->type != AFW_CMD_RESTORE)
         vm_close(m);
-    bool again = kept && c->type == AFW_CMD_RESTORE && !machine_again(m, (uint32_t)c->a, now);
+    bool again = kept && c->type == AFW_CMD_RESTORE && !machine_again(m, c->a, now);
     if (kept) {
         reset_ns = m->reset_ns;
         private_pages = m->private_pages;
@@ -251,6 +251,7 @@ static void start_vm(struct runner *r, const struct afw_command *c)
     } else {
         char error[200];
         m->restored = true;
+        m->soon = c->a >> AFW_RESTORE_SOON & 1;
         m->command_ns = now;
         if (snapshot_restore(m, (uint32_t)c->a, error, sizeof error)) {
             vm_fail(m, "%s", error);
