@@ -193,3 +193,30 @@ def test_an_end_that_cannot_be_told_at_once(bare_cell, guest, tmp_path):
             await recorder.until(lambda: 0 in recorder.exits)
 
     run(bare_cell, guest(GUEST), tmp_path / "snapshot", main, vms=2)
+
+
+def test_what_is_left_of_an_instruction_is_not_done_in_the_next_life(bare_cell, guest, tmp_path):
+    """An access to where no memory is comes in pieces: 16 bytes over a page's end in three. The program dies at the first."""
+    body = """
+        void run(void)
+        {
+            if (call(AFW_OP_READY, 0, 0, 0, 0, 0, 0) == 1)
+                leave(0);
+            if (CTL->pid == 1000)
+                __asm__ volatile("movdqu (%0), %%xmm0" :: "r"(0x30000000ull + 4096 - 5) : "memory", "xmm0");
+            else
+                leave(7);
+            leave(66);                           /* behind that instruction: where the next life would go on */
+        }
+    """
+
+    async def main(cell, recorder):
+        for turn in range(3):
+            recorder.exits.pop(0, None)
+            cell.restore(0, 1000 + turn)
+            await recorder.until(lambda: 0 in recorder.exits)
+            end = recorder.exits[0]
+            assert (end.kind, end.code, end.signal) == (("code", 7, 0) if turn else ("signal", 0, 11)), end
+            assert cell.statistics(0).recycled == (turn > 0)
+
+    run(bare_cell, guest(body), tmp_path / "snapshot", main)

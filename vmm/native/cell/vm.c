@@ -163,15 +163,21 @@ void vm_fail(struct machine *m, const char *text, ...)
     send_last(m, AFW_EV_ERROR);
 }
 
-/* KVM may hold the second half of an I/O exit back until the next entry; on svm RIP still stands on the `out` before that. */
+#define PIECES 64                                /* more exits than one instruction has: eight bytes each */
+
+/* KVM may hold the second half of an I/O exit back until the next entry; on svm RIP still stands on the `out` before that. And an access
+ * to where no memory is comes in pieces, an exit each: what is left of them would be done, RIP and all, at the next entry. */
 int vm_flush(struct machine *m)
 {
     struct kvm_run *run = m->vm.run;
+    int r = 0;
     run->immediate_exit = 1;
-    int r = ioctl(m->vm.vcpu_fd, KVM_RUN, 0);
+    for (int i = 0; i < PIECES && !r; i++)
+        r = ioctl(m->vm.vcpu_fd, KVM_RUN, 0);
+    int e = r ? errno : EIO;
     run->immediate_exit = 0;
     m->io_pending = false;
-    return r == 0 || errno == EINTR ? 0 : -errno;
+    return e == EINTR ? 0 : -e;
 }
 
 /* What lies between two entries: has the shim to be told something? Only while the guest stands outside the shim may the cell
