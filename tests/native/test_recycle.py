@@ -1,10 +1,12 @@
 """VMs that are put back after their end: who is kept, who is not, and that the next life begins as any other."""
 
 import asyncio
+import os
 import time
 from pathlib import Path
 
 import pytest
+from agentfw_vmm import CellError
 from agentfw_vmm._lib import lib
 from agentfw_vmm.cell import Cell
 
@@ -220,3 +222,45 @@ def test_what_is_left_of_an_instruction_is_not_done_in_the_next_life(bare_cell, 
             assert cell.statistics(0).recycled == (turn > 0)
 
     run(bare_cell, guest(body), tmp_path / "snapshot", main)
+
+
+def test_who_ends_while_it_is_saved_is_not_kept(bare_cell, guest, tmp_path):
+    """What nobody may touch can be read meanwhile; and what was written of it takes no memory any longer."""
+    body = """
+        void run(void)
+        {
+            CHECK(!call(AFW_OP_PROTECT, CTL->mmap_base, 4096, 0, 0, 0, 0));
+            if (call(AFW_OP_READY, 0, 0, 0, 0, 0, 0) == 1)
+                leave(0);
+            if (CTL->pid == 1000) {
+                u64 *memory = (u64 *)(CTL->mmap_base + 4096);
+                CHECK(!call(AFW_OP_COMMIT, CTL->mmap_base, 64 << 20, 0, 0, 0, 0));
+                for (u64 i = 0; i < (48 << 20) / 8; i += 8) memory[i] = i + 1;
+                say("a-\\n", 3);
+                for (;;);
+            }
+            u64 word = *(volatile u64 *)CTL->mmap_base;
+            leave(word ? 66 : 67);
+        }
+    """
+
+    async def main(cell, recorder):
+        cell.restore(0, 1000)
+        assert await line(cell, 0) == b"a-\n"
+        saving = asyncio.ensure_future(cell.save(0))
+        file = cell._saver._fd
+        async with asyncio.timeout(20):
+            while not os.fstat(file).st_blocks:  # noqa: ASYNC110 (the cell tells nobody)
+                await asyncio.sleep(0.001)
+        assert not saving.done()
+        cell.kill(0)
+        with pytest.raises(CellError, match="ended before"):
+            await saving
+        await recorder.until(lambda: 0 in recorder.exits)
+        assert recorder.exits.pop(0).kind == "killed" and os.fstat(file).st_blocks == 0
+        cell.restore(0, 1001)
+        await recorder.until(lambda: 0 in recorder.exits)
+        assert (recorder.exits[0].kind, recorder.exits[0].signal) == ("signal", 11), recorder.exits
+        assert cell.statistics(0).recycled == 0
+
+    run(bare_cell, guest(body), tmp_path / "snapshot", main, memory=256 << 20)

@@ -31,15 +31,23 @@ struct saving {
     int64_t result;                              /* DONE: bytes, -errno */
 };
 
-void save_drop(struct machine *m)
+static void drop(struct machine *m)
 {
     struct saving *s = m->saving;
-    if (!s)
-        return;
     free(s->state.data);
     free(s->runs.data);
     free(s);
     m->saving = 0;
+}
+
+void save_drop(struct machine *m)
+{
+    if (!m->saving)
+        return;
+    if (m->saving->phase != ASKED)               /* nobody will take what is there */
+        (void)!ftruncate(cell.config.save, 0);
+    m->spoiled |= m->state == RUN_SAVING;        /* its pages are not locked again */
+    drop(m);
 }
 
 static void finish(struct machine *m, int64_t result)
@@ -81,7 +89,7 @@ bool save_tell(struct machine *m, uint64_t now, uint64_t *deadline)
         const struct afw_event e = {.type = AFW_EV_SAVED, .vm = m->vm.id, .a = s->result > 0 ? (uint64_t)s->result : 0,
                                     .b = s->result < 0 ? (uint64_t)s->result : 0};
         if (!runner_event(m->vm.runner, &e))
-            save_drop(m);
+            drop(m);
         return false;
     }
     *deadline = s->deadline;
