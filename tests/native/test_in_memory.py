@@ -46,6 +46,20 @@ def test_no_file_is_left_to_who_opens_it(tmp_path: Path) -> None:
     assert in_memory(tmp_path / "missing") == tmp_path / "missing"
 
 
+def test_a_file_that_becomes_shorter_is_left_to_who_opens_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = sparse(tmp_path / "s")
+    looked = os.lseek
+
+    def cut(fd: int, at: int, how: int) -> int:
+        found = looked(fd, at, how)
+        if how == os.SEEK_HOLE and at:
+            os.truncate(path, at)
+        return found
+
+    monkeypatch.setattr(os, "lseek", cut)
+    assert in_memory(path) == path
+
+
 @pytest.mark.kvm
 @pytest.mark.skipif(not os.access("/dev/kvm", os.R_OK | os.W_OK), reason="no access to /dev/kvm")
 def test_vms_from_memory(template: Path) -> None:

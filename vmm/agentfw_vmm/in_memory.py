@@ -32,7 +32,10 @@ class InMemory(os.PathLike[str]):
                     raise
                 end = os.lseek(source, at, os.SEEK_HOLE)
                 while at < end:
-                    at += os.pwrite(self.fd, os.pread(source, min(_PIECE, end - at), at), at)
+                    data = os.pread(source, min(_PIECE, end - at), at)
+                    if not data:
+                        raise OSError(errno.EIO, "the snapshot became shorter")
+                    at += os.pwrite(self.fd, data, at)
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, seals)
         finally:
