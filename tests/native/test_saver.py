@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from agentfw_vmm import CellError, saved
-from agentfw_vmm.config import CellConfig
+from agentfw_vmm.config import CellConfig, encode
 
 
 def config(base: Path) -> CellConfig:
@@ -57,3 +57,20 @@ def test_a_copy_that_outlives_its_cell_touches_no_other_file(tmp_path: Path, mon
         assert descriptors() == before
 
     asyncio.run(main())
+
+
+def test_no_cell_begins_with_one_that_was_closed(tmp_path: Path) -> None:
+    """Its descriptors' numbers are other files' by then: those are not for a cell to see."""
+    fds = [os.open(tmp_path, os.O_RDONLY), os.open(tmp_path, os.O_RDONLY)]
+    one = saved.SavedVm(fds[0], 5, fds[1], config(tmp_path / "base"))
+    built = one.config(1)
+    one.close()
+    others = [os.dup(0) for _ in fds]
+    opened: list[int] = []
+    try:
+        with pytest.raises(CellError, match="closed"):
+            encode(built, opened)
+    finally:
+        for each in [*others, *opened]:
+            os.close(each)
+    assert not opened

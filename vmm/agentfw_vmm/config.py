@@ -141,6 +141,8 @@ def encode(config: CellConfig, opened: list[int], save: int = -1) -> bytes:
     if save >= 0:
         parts.append(_record(_SAVE, struct.pack("<I", save)))
     if isinstance(config.snapshot_in, SavedVm):
+        if config.snapshot_in.fd < 0:
+            raise CellError("the saved VM was closed")
         for kind, fd in ((_SNAPSHOT_IN, config.snapshot_in.base), (_SAVED, config.snapshot_in.fd)):
             opened.append(os.dup(fd))
             parts.append(_record(kind, struct.pack("<I", opened[-1])))

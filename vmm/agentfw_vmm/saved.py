@@ -57,7 +57,8 @@ class SavedVm:
         return os.fstat(self.fd).st_blocks * 512
 
     def close(self) -> None:
-        """Idempotent. VMs and cells that have it keep it."""
+        """Idempotent. VMs and cells that have it keep it; CellError for one that is started later."""
+        self.fd = -1  # the number will be another file's
         self._close()
 
     def __enter__(self) -> SavedVm:
