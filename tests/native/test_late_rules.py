@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import struct
 
 import pytest
 from agentfw_vmm.cell import CELL_PROGRAM, Cell
@@ -141,5 +142,28 @@ def test_its_end_while_rules_are_due(template):
         with contextlib.suppress(BrokenPipeError):
             async with asyncio.timeout(30):
                 await sending
+
+    asyncio.run(main())
+
+
+def test_what_its_rules_cost_is_counted_as_its_own(template):
+    """Pages that its job will write are made ready as the rules come, not in the time of who has the next turn."""
+    (template / "hot").write_bytes(
+        struct.pack("<2I", 0, 0) + b"".join(struct.pack("<2I", page, 1) for page in range(0x200, 0x2000))
+    )
+
+    async def main():
+        recorder = bare.Recorder()
+        cell = await Cell.start(settings(template, snapshot_in=template / "snapshot", hot_in=template / "hot", vms=2), recorder)
+        try:
+            cell.restore(0, 100)
+            cell.restore(1, 104)  # it never stands still
+            await asyncio.sleep(0.3)
+            used = cell.statistics(0).cpu_ns
+            cell.rules(0, TABLE)
+            await asyncio.sleep(0.3)
+            assert cell.statistics(0).cpu_ns - used > 1_000_000
+        finally:
+            await cell.close()
 
     asyncio.run(main())

@@ -123,7 +123,6 @@ void sha256(uint8_t out[32], const void *data, size_t n);
 int jail_early(char *error, size_t size);
 int jail_late(char *error, size_t size);
 
-/* ---- vm.c ---- */
 /* ---- share.c: CPU time. Rates are millionths of a core ---- */
 #define SHARE_LEAST 1000
 #define SHARE_MOST (AFW_CELL_RUNNERS * 1000000)
@@ -143,6 +142,7 @@ uint64_t share_wait_vm(struct machine *m, uint64_t *now);
 bool share_before(struct runner *r, struct machine *m, const struct machine *other);   /* m's turn comes before other's (0: none) */
 void share_turn(struct runner *r, const struct machine *m);   /* m runs now */
 
+/* ---- vm.c ---- */
 enum run_state { RUN_FREE, RUN_READY, RUN_PARKED, RUN_STALLED, RUN_SAVING, RUN_KEPT };   /* KEPT: ended, recycle.c may make a new one of it */
 /* Where a VM that is not running stands: whether it can be saved there (save.c) */
 enum stands { STANDS_ELSEWHERE, STANDS_USER, STANDS_DOORBELL };

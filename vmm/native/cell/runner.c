@@ -365,6 +365,7 @@ static void obey(struct runner *r, const struct afw_command *c)
         runner_notify(r);                        /* before another VM runs: a job waits for it */
         if (vm_lives(m))
             hot_job(m, true);                    /* while the worker sends that */
+        share_charge(r, m);                      /* not to who has the next turn */
         return;
     default:
         fprintf(stderr, "agentfw-cell: unknown command %u\n", c->type);
@@ -400,6 +401,7 @@ static uint64_t look_around(struct runner *r)
         if (m->saving) {
             uint64_t until;
             save_look(m);
+            share_charge(r, m);
             if (m->saving && save_tell(m, now = now ? now : clock_mono(), &until))
                 nearest = until < nearest ? until : nearest;
         }
