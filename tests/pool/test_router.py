@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, cast
 
 import pytest
 from agentfw.pool.jobs import JobInfo, PoolError
 from agentfw.pool.router import Router
+from agentfw.pool.workers import LocalWorker
 
 from .routers import finish, job, pool_test, running, stdout, until, until_running
 
@@ -154,6 +156,52 @@ async def test_forks(local: bool) -> None:
         await until_running(router, parent.id)
         copies = await router.fork(parent.id, 20)  # more than VMs: they wait for them
         assert {_end(await router.wait(copy.id)) for copy in copies} == {("code", 0)}
+
+
+def _refused_forks(router: Router, gate: asyncio.Event) -> None:
+    """The engine says so once the gate is open."""
+
+    async def fork(*args: object) -> Any:
+        await gate.wait()
+        raise PoolError("unsupported", "it does not run any more")
+
+    cast(LocalWorker, router.workers[0])._serving._engine.fork = fork
+
+
+@pool_test
+async def test_copies_that_were_refused_hold_up_nobody() -> None:
+    async with running(local=True, tenants={"default": {"running": 2}}) as router:
+        parent = await router.submit(job(["sleep", 60]))
+        await until_running(router, parent.id)
+        for what in ("a job that waits", "a drain"):
+            gate = asyncio.Event()
+            _refused_forks(router, gate)
+            asked = asyncio.ensure_future(router.fork(parent.id, 1))
+            await asyncio.sleep(0.05)
+            if what == "a drain":
+                await router.signal(parent.id, 9)
+                await router.wait(parent.id)
+                waits: Any = asyncio.ensure_future(router.drain())
+                await asyncio.sleep(0.05)
+            else:
+                waits = router.wait((await router.submit(job())).id)
+            gate.set()
+            with pytest.raises(PoolError, match="any more"):
+                await asked
+            await asyncio.wait_for(waits, 5)
+
+
+@BOTH
+@pool_test
+async def test_feeding_leaves_nothing_behind(local: bool) -> None:
+    async with running(local=local) as router:
+        info = await router.submit(job(["cat"], interactive=True))
+        await router.feed(info.id, b"x", True)
+        await router.wait(info.id)
+        for _ in range(2):
+            with pytest.raises(PoolError, match="has ended"):
+                await router.feed(info.id, b"late")
+        assert not router._feeding
 
 
 @BOTH

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, Literal
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -104,7 +105,8 @@ class Router:
         self.workers: list[Worker] = []
         self._forking: set[str] = set()
         """Runs of copies that are being made."""
-        self._feeding: dict[str, asyncio.Lock] = {}
+        self._feeding: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By job: one feeds at a time. Each is kept by those who do."""
         self._unwanted: set[asyncio.Future[None]] = set()
         """Forks that are being made for callers who have gone."""
         self._reloading = asyncio.Lock()
@@ -303,6 +305,8 @@ class Router:
                 if copy.state != "done":
                     self._release(worker, copy)
                     self.book.remove(copy)
+            self._look_whether_empty()
+            self._pump()
             raise
         finally:
             self._forking -= runs
@@ -543,8 +547,11 @@ class Router:
         self._waiting.add(entry)
 
     def _end(self, entry: Entry, result: JobResult) -> None:
-        self._feeding.pop(entry.id, None)
         self.book.done(entry, result)
+        self._look_whether_empty()
+
+    def _look_whether_empty(self) -> None:
+        """Has the last job ended?"""
         if self._empty and self.book.counts["done"] == len(self.book):
             for waiter in self._empty:
                 if not waiter.done():
