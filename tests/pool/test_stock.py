@@ -206,7 +206,9 @@ class Pool(RuleBasedStateMachine):
     @rule(count=st.integers(0, 5))
     def trim(self, count: int) -> None:
         idle = self.stock.count["idle"]
+        trimmed = self.stock.counted["trimmed"]
         assert self.stock.trim(count) == min(count, idle)
+        assert self.stock.counted["trimmed"] == trimmed + min(count, idle)
         self.step()
 
     @rule(size=st.integers(1, 8))
