@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from agentfw.config import RunConfig
 from agentfw.pool import pressure
 from agentfw.pool.config import PoolConfig, TemplateConfig, TenantConfig
 from agentfw.pool.engine import Engine
+from agentfw.pool.groups import Trouble
 from agentfw.pool.jobs import Job, JobResult, PoolError
 
 from .engines import Heard, engine, in_loop, run
@@ -129,6 +131,48 @@ def test_a_snapshot_that_is_damaged_is_made_anew(store: Path, tmp_path: Path) ->
             damage(tmp_path)
             result, heard = await run(pool, "print(1)")
             assert heard.out == "1\n", result
+
+    in_loop(main)
+
+
+def test_a_kill_comes_at_the_moment_in_which_a_vm_does(store: Path) -> None:
+    async def main() -> None:
+        async with engine(store, size=1, idle=1) as pool:
+            first = await started(pool, "1")
+            heard = Heard()
+            second = asyncio.create_task(pool.run(Job(mode="code", target="print(1)"), "2", heard, None))
+            await until(lambda: pool.counts().waiting == 1)
+            balance, [wait] = pool._stock.balance, pool._stock._waits.values()
+
+            def given() -> None:
+                balance()
+                if wait.future.done():
+                    pool.signal("2", 9)
+
+            pool._stock.balance = given  # type: ignore[method-assign]
+            pool.signal("1", 9)
+            assert (await first).kind == (await second).kind == "killed"
+            assert not heard.out and not heard.began.is_set()
+
+    in_loop(main)
+
+
+def test_several_templates_whose_vms_cannot_be_made_do_not_hold_up_the_start(store: Path) -> None:
+    async def main() -> None:
+        async with engine(store, size=2, idle=0) as pool:
+            others = [
+                SimpleNamespace(
+                    key=SimpleNamespace(template=SimpleNamespace(name=name)),
+                    target=1,
+                    trouble=Trouble("broken"),
+                    count={"idle": 0},
+                    coming=0,
+                )
+                for name in "ab"
+            ]
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(pool._stock, "groups", dict(enumerate(others)))
+                await asyncio.wait_for(pool._warmed(), 5)
 
     in_loop(main)
 

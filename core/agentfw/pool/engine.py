@@ -138,14 +138,14 @@ class Engine:
     async def _warmed(self) -> None:
         """Until all that shall wait do, or cannot be made."""
         while True:
-            groups = [group for group in self._stock.groups.values() if group.target]
-            for group in groups:
+            missing = [group for group in self._stock.groups.values() if group.count["idle"] < group.target]
+            for group in missing[:]:
                 if group.trouble is not None and not group.count["idle"] and not group.coming:
                     if group.key.template.name == DEFAULT_TEMPLATE:
                         raise PoolError("unavailable", str(group.trouble), group.trouble.hint)
-                    groups.remove(group)
+                    missing.remove(group)
             full = self._stock.room() <= 0 and not self._stock.count["warming"]
-            if full or self._stock.tight or all(group.count["idle"] >= group.target for group in groups):
+            if full or self._stock.tight or not missing:
                 return
             await asyncio.sleep(0.005)
 

@@ -158,7 +158,12 @@ class Run:
         helpers: list[asyncio.Task[None]] = []
         timer: asyncio.TimerHandle | None = None
         try:
-            told = self._prepare(vm, key.template, environment)
+            if self._reason is None:
+                told = self._prepare(vm, key.template, environment)
+            else:  # it was ended in the very moment in which it was given its VM
+                told = None
+                if not self._exited.done():
+                    vm.cell.kill(vm)
             if told is not None:
                 outputs = [loop.create_task(self._pump(vm.stream(number), number)) for number in (1, 2)]
                 helpers += outputs
