@@ -135,22 +135,41 @@ def test_a_snapshot_that_is_damaged_is_made_anew(store: Path, tmp_path: Path) ->
     in_loop(main)
 
 
+def test_a_snapshot_that_is_gone_is_made_anew(store: Path, tmp_path: Path) -> None:
+    """As after `agentfw cache clear`, and when newer ones have taken its place in the cache. Beside jobs that run on."""
+
+    async def main() -> None:
+        async with engine(tmp_path, size=4, idle=1) as pool:
+            first = await started(pool, "first")
+            [snapshot] = tmp_path.glob("*.snapshot")
+            snapshot.unlink()
+            result, heard = await run(pool, "print(1)", tenant="b", isolation="process")
+            assert heard.out == "1\n", result
+            await until(lambda: pool.counts().idle)
+            result, heard = await run(pool, "print(2)")
+            assert heard.out == "2\n", result
+            pool.signal("first", 9)
+            assert (await first).kind == "killed"
+
+    in_loop(main)
+
+
 def test_a_kill_comes_at_the_moment_in_which_a_vm_does(store: Path) -> None:
     async def main() -> None:
         async with engine(store, size=1, idle=1) as pool:
-            first = await started(pool, "1")
+            first = await started(pool, "first")
             heard = Heard()
-            second = asyncio.create_task(pool.run(Job(mode="code", target="print(1)"), "2", heard, None))
+            second = asyncio.create_task(pool.run(Job(mode="code", target="print(1)"), "second", heard, None))
             await until(lambda: pool.counts().waiting == 1)
             balance, [wait] = pool._stock.balance, pool._stock._waits.values()
 
             def given() -> None:
                 balance()
                 if wait.future.done():
-                    pool.signal("2", 9)
+                    pool.signal("second", 9)
 
             pool._stock.balance = given  # type: ignore[method-assign]
-            pool.signal("1", 9)
+            pool.signal("first", 9)
             assert (await first).kind == (await second).kind == "killed"
             assert not heard.out and not heard.began.is_set()
 

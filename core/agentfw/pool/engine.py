@@ -19,7 +19,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping, Sequence
 
 import msgspec
-from agentfw_vmm import Cell, CellHandler
+from agentfw_vmm import Cell, CellError, CellHandler
 from agentfw_vmm.in_memory import in_memory
 
 from ..agents import Agent, ExitReport
@@ -44,6 +44,8 @@ TICK_SECONDS = 1.0
 CLOSE_SECONDS = 5.0
 """For runs whose output nobody takes, before they are cut off."""
 RUNNERS = 4
+AIM_SECONDS = 30.0
+"""Between two times that VMs are kept of a template again whose snapshot was of no use."""
 TRIM_PART = 0.25
 """Of the idle VMs that go each second in which memory is short ..."""
 TRIM_LEAST = 8
@@ -82,7 +84,7 @@ class Engine:
             terms=self._terms,
             runners=self._runners,
             recycle=pool.recycle,
-            spoiled=lambda group: self._templates.spoiled(group.key.template),
+            spoiled=self._spoiled,
         )
         self._stock.idle_most = idle
         self._serving = Serving(runtime)
@@ -95,6 +97,9 @@ class Engine:
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._house: list[asyncio.Task[None]] = []
+        self._aiming: asyncio.TimerHandle | None = None
+        self._aimed = -math.inf
+        """When it was last done for a snapshot that was of no use."""
         self._memory = 0
         self._shares = Shares(self._by_tenant, self._cpus * self._part)
 
@@ -161,6 +166,8 @@ class Engine:
             run.end("killed", "the pool was closed")
         for task in self._house:
             task.cancel()
+        if self._aiming is not None:
+            self._aiming.cancel()
         await asyncio.gather(*self._house, return_exceptions=True)
         await self._stock.close()
         await self._templates.close()
@@ -341,6 +348,9 @@ class Engine:
                 self._stock.retire(group)
             elif not group.retired:
                 group.target = 0
+        self._aim_soon()
+
+    def _aim_soon(self) -> None:
         task = self.runtime.loop.create_task(self._aim_all())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -349,6 +359,22 @@ class Engine:
         for name in sorted({DEFAULT_TEMPLATE, *self._pool.templates}):
             with contextlib.suppress(AgentfwError):  # it is in the log, and its jobs are told
                 self._aim(await self._templates.get(name))
+
+    def _spoiled(self, group: Group) -> None:
+        """A snapshot that is gone or of no use: it is made anew, by the next job or for the VMs that shall wait for one."""
+        prepared = group.key.template
+        self._templates.spoiled(prepared)
+        for each in self._stock.groups.values():
+            if each.key.template is prepared:
+                self._stock.retire(each)
+
+        def again() -> None:
+            self._aiming = None
+            self._aimed = self.runtime.loop.time()
+            self._aim_soon()
+
+        if self._aiming is None and not self._closed:
+            self._aiming = self.runtime.loop.call_at(max(self.runtime.loop.time(), self._aimed + AIM_SECONDS), again)
 
     # -- cells
 
@@ -368,6 +394,8 @@ class Engine:
         def start(handler: CellHandler, vms: int) -> Awaitable[CellLike]:
             if isinstance(prepared, forks.Forked):
                 return Cell.start(prepared.saved.config(vms, min(self._runners(vms), vms)), handler)
+            if not prepared.snapshot.exists():  # the cache was cleared, or newer ones took its place
+                raise CellError("snapshot: it is gone")
             config = cell_config(
                 prepared.template,
                 vms=vms,

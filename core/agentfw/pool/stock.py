@@ -312,7 +312,7 @@ class Stock:
             self.counted["cells_lost"] += 1
             log.error("a cell of tenant %s, template `%s`: %s", group.key.tenant, group.key.template.name, error)
             hint = "run `agentfw doctor`" if "/dev/kvm" in error else ""
-            trouble = Trouble(error, hint)
+            trouble = self._trouble(group, error, error, hint)
             if not cell.lived:  # neither will the next, at once
                 group.failures = max(group.failures, FAILURES - 1)
                 self._tell(group, trouble)
@@ -334,16 +334,19 @@ class Stock:
         if was in ("warming", "idle") and loss is None and not vm.cell.closed:
             self.counted["lost_before_use"] += 1
             log.warning("a VM of template `%s` ended before it had a job: %s", group.key.template.name, report.text)
-            spoiled = report.text.startswith("snapshot: ")  # damaged, or of another machine: no use to anybody
-            trouble = Trouble(f"a VM ended before it had a job: {report.text}", spoiled=spoiled)
-            if spoiled and not group.retired:
-                self.retire(group)
-                self._spoiled(group)
+            trouble = self._trouble(group, report.text, f"a VM ended before it had a job: {report.text}")
             if was == "warming":
                 self._failed(group, trouble)
-            if spoiled or group.failures >= FAILURES:
+            if trouble.spoiled or group.failures >= FAILURES:
                 self._tell(group, trouble)
         self.soon(group)
+
+    def _trouble(self, group: Group, why: str, text: str, hint: str = "") -> Trouble:
+        spoiled = why.startswith("snapshot: ")  # gone, damaged, or of another machine: no use to anybody
+        if spoiled and not group.retired:
+            self.retire(group)
+            self._spoiled(group)
+        return Trouble(text, hint, spoiled)
 
     def _failed(self, group: Group, trouble: Trouble) -> None:
         at = group.failed(self._loop.time(), trouble)

@@ -125,10 +125,10 @@ class Templates:
             log.error("template `%s`: %s", name, error)
 
     def spoiled(self, prepared: Prepared) -> None:
-        """Its snapshot turned out to be damaged, or of another machine."""
-        self._store.discard(prepared.key)
+        """Its snapshot turned out to be gone, damaged, or of another machine. Nothing if it was made anew already."""
         if self._made.get(prepared.name) is prepared:
             del self._made[prepared.name]
+            self._store.discard(prepared.key)
 
     def hot(self, prepared: Prepared) -> Path | None:
         path = self._store.hot_path(prepared.key)
