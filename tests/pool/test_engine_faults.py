@@ -18,6 +18,7 @@ from agentfw.pool.config import PoolConfig, TemplateConfig, TenantConfig
 from agentfw.pool.engine import Engine
 from agentfw.pool.groups import Trouble
 from agentfw.pool.jobs import Job, JobResult, PoolError
+from agentfw.snapshots import SnapshotStore
 
 from .engines import Heard, engine, in_loop, run
 
@@ -141,8 +142,7 @@ def test_a_snapshot_that_is_gone_is_made_anew(store: Path, tmp_path: Path) -> No
     async def main() -> None:
         async with engine(tmp_path, size=4, idle=1) as pool:
             first = await started(pool, "first")
-            [snapshot] = tmp_path.glob("*.snapshot")
-            snapshot.unlink()
+            SnapshotStore(tmp_path).clear()
             result, heard = await run(pool, "print(1)", tenant="b", isolation="process")
             assert heard.out == "1\n", result
             await until(lambda: pool.counts().idle)

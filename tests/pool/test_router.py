@@ -169,6 +169,31 @@ def _refused_forks(router: Router, gate: asyncio.Event) -> None:
 
 
 @pool_test
+async def test_copies_whose_caller_went_away_are_ended() -> None:
+    async with running(local=True) as router:
+        parent = await router.submit(job(["sleep", 60], ["sleep", 60]))
+        await until_running(router, parent.id)
+        engine = cast(LocalWorker, router.workers[0])._serving._engine
+        forks, gate = engine.fork, asyncio.Event()
+
+        async def fork(*args: object) -> Any:
+            found = await forks(*args)
+            await gate.wait()
+            return found
+
+        engine.fork = fork
+        asked = asyncio.ensure_future(router.fork(parent.id, 2))
+        await until(lambda: len(engine.tasks) == 3)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        gate.set()
+        await until(lambda: len(engine.tasks) == 1)
+        await router.signal(parent.id, 9)
+        await asyncio.wait_for(router.drain(), 10)
+        assert {_end(info) for info in await router.jobs()} == {("killed", 0)}
+
+
+@pool_test
 async def test_copies_that_were_refused_hold_up_nobody() -> None:
     async with running(local=True, tenants={"default": {"running": 2}}) as router:
         parent = await router.submit(job(["sleep", 60]))
