@@ -162,8 +162,7 @@ class Run:
                 told = self._prepare(vm, key.template, environment)
             else:  # it was ended in the very moment in which it was given its VM
                 told = None
-                if not self._exited.done():
-                    vm.cell.kill(vm)
+                self._kill(vm)
             if told is not None:
                 outputs = [loop.create_task(self._pump(vm.stream(number), number)) for number in (1, 2)]
                 helpers += outputs
