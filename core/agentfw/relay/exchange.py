@@ -31,7 +31,7 @@ from ..reports import ExchangeReport, shown
 from ..upstream import Replayable, TlsRequest, Upstream
 from .raw import relay_raw
 from .record import describe
-from .session import GuestGone, Session
+from .session import LINGER, GuestGone, Session
 
 MAX_INTERIM = 32
 """1xx responses to one request."""
@@ -122,7 +122,7 @@ class Exchange:
         self.head.headers.strip_hop_by_hop()
         for retry in (True, False):
             self._attempts += 1
-            upstream = await self.session.use.connect(self.destination, self.tls)
+            upstream = await self.session.connect(self.destination, self.tls, linger=LINGER)
             try:
                 head = self.session.use.head = self.head
                 request = RequestHead(head.method, head.target, head.headers.copy(), head.version, exchange=self.number)

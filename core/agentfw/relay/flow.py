@@ -19,7 +19,7 @@ from . import dns, own_tls, preface
 from .http import HttpRelay
 from .raw import relay_raw
 from .record import FlowRecord
-from .session import GuestGone, Session
+from .session import LINGER, GuestGone, Session
 from .tls_flow import BrokenTls, TlsFlow
 from .udp import UdpRelay
 
@@ -191,10 +191,10 @@ async def _connect_raw(session: Session, destination: Destination | None, tls: T
     if destination is None:
         destination = session.record.destination = await session.permitted("tcp")
         session.aim(destination)
-        return await session.use.connect(destination, None)
+        return await session.connect(destination, None, linger=LINGER)
     as_passed = Destination("tls", destination.host, destination.port)
     await session.runtime.plugins.allow(session.agent, as_passed)
-    return await session.use.connect(destination, tls, as_passed)
+    return await session.connect(destination, tls, as_passed, linger=LINGER)
 
 
 async def _classify(session: Session, http_only: bool, inside_tls: bool) -> Speaks:
@@ -269,7 +269,7 @@ async def _offloaded(session: Session) -> None:
         destination, tls = await _tls_wanted(session, hello_)
         session.record.kind, session.record.destination = "tls", destination
         session.aim(destination)
-        upstream = await session.use.connect(destination, replace(tls, probe=True))
+        upstream = await session.connect(destination, replace(tls, probe=True))
         info, reused = upstream.tls, upstream.reused
         upstream.release(reusable=True)
         assert info is not None  # Runtime.connect() saw to it
@@ -317,7 +317,7 @@ async def _own_tls(session: Session) -> None:
             request = await own_tls.intercept(session, message, destination)
         else:
             session.aim(destination)
-            upstream = await session.use.connect(destination, None)
+            upstream = await session.connect(destination, None)
     except AgentfwError as error:
         session.count("tls_refused")
         _note(session.runtime, session.agent, session.flow, session.record, error)

@@ -144,7 +144,7 @@ async def intercept(session: Session, message: bytes, destination: Destination) 
     async with session.until_closed():
         await runtime.interceptor.turn(agent)
     session.aim(destination)
-    upstream = await session.use.connect(destination, replace(request, probe=True))
+    upstream = await session.connect(destination, replace(request, probe=True))
     info = upstream.tls
     upstream.release(reusable=True)
     assert info is not None  # Runtime.connect() saw to it

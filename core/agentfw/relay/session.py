@@ -12,6 +12,7 @@ from ..agents import Agent
 from ..destination import Destination
 from ..errors import Denied
 from ..metering import MeteredFlow
+from ..upstream import TlsRequest, Upstream
 from .record import FlowRecord
 from .uses import Use
 
@@ -22,6 +23,8 @@ MAX_ADDRESSES = 4096
 """Addresses remembered for one agent; the least recently used one goes."""
 MAX_NAMES = 16
 """Names remembered for one address."""
+LINGER = 3.0
+"""Seconds in which a connection can still be made for what a guest said before it closed."""
 
 
 class GuestGone(Exception):
@@ -156,9 +159,17 @@ class Session:
     def count(self, name: str) -> None:
         self.runtime.counters[name] += 1
 
-    def until_closed(self) -> UntilClosed:
-        """`async with`: the block is cancelled, and GuestGone raised, when the guest closes the flow."""
-        return UntilClosed(self)
+    async def connect(
+        self, destination: Destination, tls: TlsRequest | None, *also: Destination, linger: float = 0.0
+    ) -> Upstream:
+        """`Use.connect()`; GuestGone `linger` seconds after the guest closed the flow. Else a VM's flows would outlive it for
+        as long as a connection may take, and those of the next ones in its place come on top of them."""
+        async with self.until_closed(linger):
+            return await self.use.connect(destination, tls, *also)
+
+    def until_closed(self, linger: float = 0.0) -> UntilClosed:
+        """`async with`: the block is cancelled, and GuestGone raised, when the guest closes the flow, or so long after."""
+        return UntilClosed(self, linger)
 
     def watch(self) -> None:
         """Begin to look out for the close; `end()` must follow."""
@@ -202,27 +213,39 @@ async def permitted(runtime: Runtime, agent: Agent, scheme: str, hosts: list[str
 class UntilClosed:
     """As asyncio.timeout(), with the guest's close instead of a time."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, linger: float = 0.0) -> None:
         self._session = session
+        self._linger = linger
+        self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[object] | None = None
         self._cancelling = 0
         self._fired = False
 
     def interrupt(self) -> None:
+        if self._linger:
+            self._timer = asyncio.get_running_loop().call_later(self._linger, self._fire)
+        else:
+            self._fire()
+
+    def _fire(self) -> None:
         if self._task is not None and not self._fired:
             self._fired = True
             self._task.cancel()
 
     async def __aenter__(self) -> None:
-        if self._session.closed:
+        if self._session.closed and not self._linger:
             raise GuestGone
         self._task = asyncio.current_task()
         assert self._task is not None and self._session._interrupted is None
         self._cancelling = self._task.cancelling()
         self._session._interrupted = self
+        if self._session.closed:
+            self.interrupt()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._session._interrupted = None
+        if self._timer is not None:
+            self._timer.cancel()
         assert self._task is not None
         if self._fired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise GuestGone from None
