@@ -161,6 +161,9 @@ async def test_over_tcp_with_the_token_only(tmp_path: Path) -> None:
         for header in ([], ["Authorization: Basic YTpi"], [f"Authorization: {TOKEN.decode()}"], ["Authorization: Bearer \xff"]):
             status, headers, body = answer(await raw(pool.port, request("GET", "/v1/pool", *header)))
             assert (status, body["error"]["code"], headers["www-authenticate"]) == (401, "unauthorized", "Bearer")
+        async with HttpBackend(url=url.replace("http", "https"), token=TOKEN) as client:
+            error = await refused(client.jobs())
+            assert error.code == "unavailable" and "TLS with https://" in str(error) and "http://" in error.hint
         good = f"Authorization: bearer {TOKEN.decode()}"
         assert answer(await raw(pool.port, request("GET", "/v1/pool", good)))[0] == 200
         assert answer(await raw(pool.port, request("GET", "/v1/pool", good, host="evil.example")))[0] == 403

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from agentfw.cli import cli, status_of
-from agentfw.pool.jobs import Job, PoolError
+from agentfw.cli.following import explain
+from agentfw.pool.jobs import Job, JobResult, PoolError
 
 from tests.conftest import COMMAND
 
@@ -160,6 +162,24 @@ def test_ways_to_name_a_program(
     assert (done.status, done.err) == (0, "") and done.out == (expected if expected is not None else done.out) and done.out
 
 
+@pytest.mark.parametrize(
+    ("program", "hint"),
+    [
+        (["d/agent.py"], "hint: `d/helper.py` is not sent by itself: `--file d/helper.py`\n"),
+        (["-m", "mod"], "hint: `mod.py` is not sent by itself: `--file mod.py`\n"),
+        (["-m", "nowhere_at_all"], ""),
+        (["-c", "import mod"], ""),
+    ],
+)
+def test_a_module_that_lies_beside_is_named(pool: Pool, command: Command, tmp_path: Path, program: list[str], hint: str) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/agent.py").write_text("import helper.inner\n")
+    (tmp_path / "d/helper.py").write_text("")
+    (tmp_path / "mod.py").write_text("")
+    done = command("submit", "--wait", *program)
+    assert done.status == 1 and "No module named" in done.err and done.err.endswith(hint) and bool(hint) == ("hint:" in done.err)
+
+
 def test_ids_and_documents(pool: Pool, command: Command) -> None:
     done = command("submit", "-c", "pass")
     assert done == Done(0, b"j-1\n", "")
@@ -196,6 +216,12 @@ def test_ends(pool: Pool, command: Command, options: list[str], code: str, statu
     assert done.status == status and said in done.err and bool(said) == bool(done.err) and not done.out
 
 
+def test_which_limit_it_was() -> None:
+    result = JobResult(kind="timeout", text="CPU time: it used the 1.000 s that it may")
+    assert "cpu_seconds" in explain(result)[1]
+    assert "--timeout" in explain(msgspec.structs.replace(result, text="timed out after 5 s"))[1]
+
+
 def test_a_full_pool_says_how_many_it_took(pool: Pool, command: Command) -> None:
     pool.backend.limit = 2
     done = command("submit", "-n", "5", "-c", "pass")
@@ -218,7 +244,7 @@ def test_a_full_pool_says_how_many_it_took(pool: Pool, command: Command) -> None
         (["submit", "--env", "=x", "-c", "pass"], 125, "bad variable"),
         (["submit", "--label", "x", "-c", "pass"], 125, "bad label"),
         (["submit", "--label", "tenant=x", "-c", "pass"], 125, "is a field of the job"),
-        (["submit", "--tenant", "../x", "-c", "pass"], 125, "tenant"),
+        (["submit", "--tenant", "../x", "-c", "pass"], 125, "expected letters, digits, `.`, `_`, `-`, at most 63 - at `tenant`"),
         (["submit", "--timeout", "soon", "-c", "pass"], 125, "is no time"),
         (["submit", "--retries", "x", "-c", "pass"], 125, "retries"),
         (["submit", "--stdin", "none", "-c", "pass"], 126, "cannot read `none`"),
@@ -234,7 +260,8 @@ def test_a_full_pool_says_how_many_it_took(pool: Pool, command: Command) -> None
         (["kill"], 2, "name ids, or `--all`"),
         (["kill", "j-1", "--all"], 2, "not both"),
         (["kill", "--tenant", "x", "j-1"], 2, "choose among"),
-        (["kill", "-s", "TREM", "j-1"], 125, "no signal `TREM`"),
+        (["kill", "-s", "TREM", "j-1"], 125, "no signal `TREM`\n\nhint: did you mean `SIGTERM`?"),
+        (["kill", "-s", "99", "j-1"], 125, "no signal `99`\n\nhint: write a name"),
         (["kill", "none"], 125, "no such job"),
         (["pool", "stop", "--now", "-t", "5"], 2, "--now"),
         (["pool", "strat"], 2, "strat"),
@@ -302,7 +329,10 @@ def test_logs_also_after_the_end(pool: Pool, command: Command) -> None:
     run.output = [piece for piece in run.output if piece.stream == 1]
     run.output[0] = type(run.output[0])(stream=1, offset=100, data=b"late\n")
     done = command("logs", job)
-    assert done.out == b"late\n" and "not all of the output" in done.err
+    assert done.out == b"late\n" and f"{job}: not all of its output was kept" in done.err and "keep_output" in done.err
+    run.info = msgspec.structs.replace(run.info, attempt=2)
+    done = command("logs", job)
+    assert done.out == b"late\n" and "begun 2 times" in done.err and "keep_output" not in done.err
     still = pool.submit("print('up', flush=True); import time; time.sleep(60)")
     pool.do(anext(pool.backend.output(still)))
     assert command("logs", still).out == b"up\n"
@@ -523,7 +553,7 @@ def test_a_pool_that_goes_away_is_our_fault(pool: Pool, started: Callable[..., s
     pool.do(pool.found.server.close())
     assert process.wait(30) == 125 and process.stderr is not None
     err = process.stderr.read()
-    assert err.startswith(b"error: the pool at ") and b"went away" in err
+    assert err.startswith(b"error: the pool at ") and err.splitlines()[0].endswith(b"went away")
 
 
 def test_top_on_a_terminal(pool: Pool, tmp_path: Path) -> None:

@@ -99,9 +99,10 @@ def test_too_much_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.Mon
         ({"limits": Limits(seconds=5), "timeout": 5.0}, TypeError, "one of them"),
         ({"limits": {"seconds": -1}}, PoolError, "seconds"),
         ({"limits": {"nonsense": 1}}, PoolError, "nonsense"),
+        ({"limits": Limits(cpu=3)}, PoolError, "cpu"),
         ({"timeout": "soon"}, PoolError, "seconds"),
         ({"timeout": float("inf")}, PoolError, "seconds"),
-        ({"tenant": "../x"}, PoolError, "tenant"),
+        ({"tenant": "../x"}, PoolError, "Expected letters, digits, .* at `tenant`"),
         ({"retries": 99}, PoolError, "retries"),
         ({"isolation": "none"}, PoolError, "isolation"),
         ({"labels": {"tenant": "x"}}, PoolError, "field of the job"),
@@ -122,8 +123,10 @@ def test_arguments_are_texts_and_paths(tmp_path: Path) -> None:
     assert job(Code("x"), "a", tmp_path).args == ("a", str(tmp_path))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="not one text"):
         make_job(load(Code("x"), None), "abc")
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="args: texts or paths, not int: 1"):
         make_job(load(Code("x"), None), [1])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="no program: int"):
+        load(5, None)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="a list of paths"):
         read_files("abc")
 

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import errno
 import os
+import re
 import signal
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..pool.jobs import JobInfo, JobResult, PoolError
@@ -51,6 +53,39 @@ async def feed(pool: HttpBackend, job_id: str) -> None:
         await pool.feed(job_id, b"", True)
 
 
+def gap(info: JobInfo) -> tuple[str, str]:
+    """(what, hint) of output that cannot be had any more."""
+    if info.attempt > 1:
+        return f"the job was begun {info.attempt} times, and what was written before the last is dropped", ""
+    return "not all of its output was kept", "[pool] keep_output says how much is"
+
+
+class Last:
+    """A sink that passes all on, and remembers the end of it."""
+
+    MOST = 1000
+
+    def __init__(self, sink: Any) -> None:
+        self._sink = sink
+        self.text = b""
+
+    async def write(self, data: bytes) -> None:
+        self.text = (self.text + data[-self.MOST :])[-self.MOST :]
+        await self._sink.write(data)
+
+    async def close(self) -> None:
+        await self._sink.close()
+
+
+def not_sent(directory: Path, said: bytes) -> str:
+    """What to say if a program ended for want of a module that lies in `directory` here; else ""."""
+    match = re.search(rb"(?:^ModuleNotFoundError|python[0-9.]*): No module named '?(\w+)[^\n]*\n?\Z", said, re.MULTILINE)
+    if match is None:
+        return ""
+    path = next((found for end in (".py", "") if (found := directory / (match[1].decode() + end)).exists()), None)
+    return f"`{path}` is not sent by itself: `--file {path}`" if path is not None else ""
+
+
 def result_of(info: JobInfo) -> JobResult:
     """Of a job that is done."""
     return info.result or JobResult(kind="internal", text="it ended, and nobody knows how")
@@ -69,6 +104,8 @@ def tell(info: JobInfo, *, named: bool, interrupted: int | None = None) -> None:
 
 def explain(result: JobResult) -> tuple[str, str]:
     """(what, hint) of an end that is not the program's own."""
+    if result.kind == "timeout" and result.text.startswith("CPU time"):
+        return result.text, "[pool.limits] cpu_seconds says how much"
     if result.kind == "timeout":
         return result.text or "timed out", "give it more with `--timeout`, or [pool.limits] seconds"
     if result.kind == "memory":

@@ -102,20 +102,23 @@ def logs(where: Where, job_id: str, follow: bool, as_json: bool) -> None:
     Its stdout and stderr come on ours. What the pool did not keep is left out, and stderr says so.
     """
     from .following import follow as stream
-    from .following import unread
+    from .following import gap, unread
 
-    async def body(pool: HttpBackend) -> bool:
+    async def body(pool: HttpBackend) -> tuple[str, str] | None:
         writers = Writer(1), Writer(2)
         sinks: dict[int, Any] = {1: Plain(writers[0]), 2: Plain(writers[1])}
         try:
             if as_json:
-                return await _as_json(pool, job_id, follow, writers[0])
-            return await stream(pool, job_id, sinks, until_end=follow)
+                whole = await _as_json(pool, job_id, follow, writers[0])
+            else:
+                whole = await stream(pool, job_id, sinks, until_end=follow)
         except BrokenPipeError:
             raise unread(writers) from None
+        return None if whole else gap(await pool.info(job_id))
 
-    if not talk(where, lambda pool: about(pool, job_id, body(pool))):
-        complain(f"not all of the output of {job_id} was kept", "[pool] keep_output says how much is")
+    missing = talk(where, lambda pool: about(pool, job_id, body(pool)))
+    if missing is not None:
+        complain(f"{job_id}: {missing[0]}", missing[1])
 
 
 async def _as_json(pool: HttpBackend, job_id: str, follow: bool, out: Writer) -> bool:
@@ -237,5 +240,6 @@ def _signal(text: str) -> int:
     if name not in known:
         from ..hints import did_you_mean
 
-        raise RunError(f"no signal `{text}`", did_you_mean(name, known) or "write a name, as `TERM`, or a number")
+        near = did_you_mean(name.removeprefix("SIG"), [each.removeprefix("SIG") for each in known], "`SIG{}`")
+        raise RunError(f"no signal `{text}`", near or "write a name, as `TERM`, or a number from 1 to 64")
     return known[name]

@@ -17,7 +17,7 @@ import click
 from ..errors import AgentfwError
 from .connect import Where, json_option, pool_options
 from .options import RunCommand, RunError, check_program, label, seconds, variable
-from .output import Kept, Lines, Plain, Writer, complain
+from .output import Kept, Lines, Plain, Writer, complain, say
 
 if TYPE_CHECKING:
     from ..pool.client import HttpBackend
@@ -47,6 +47,8 @@ class Options:
     stdin: str | None
     as_json: bool
     quiet: bool
+    beside: Path | None = None
+    """Where the modules lie that Python would find here, and a job does not."""
 
 
 @click.command(cls=RunCommand, epilog=EPILOG)
@@ -92,7 +94,8 @@ def submit(
         raise click.UsageError("no program: name a script, `-m module`, `-c code` or `-`", ctx)
     if program[0] == "-" and stdin == "-":
         raise click.UsageError("standard input is the program: it cannot be the program's, too", ctx)
-    options = Options(count, wait, stdin, as_json, quiet)
+    beside = Path() if program[0] == "-m" else None if program[0] in ("-c", "-") else Path(program[0]).parent
+    options = Options(count, wait, stdin, as_json, quiet, beside)
     fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     fields["env"] = dict(variable(text) for text in env)
     fields["labels"] = dict(label(text) for text in labels)
@@ -207,11 +210,12 @@ async def _submitted(pool: HttpBackend, job: Job, options: Options) -> tuple[int
 async def _followed(
     pool: HttpBackend, job: Job, options: Options, ids: list[str], interrupts: Any
 ) -> tuple[int, dict[str, Any] | None]:
-    from .following import CANCEL_SECONDS, document, feed, follow, kill_all, result_of, tell, unread
+    from .following import CANCEL_SECONDS, Last, document, feed, follow, gap, kill_all, not_sent, result_of, tell, unread
 
     writers = {1: Writer(1), 2: Writer(2)}
     rows: dict[int, dict[str, Any]] = {}
     ends: dict[int, JobInfo] = {}
+    missing: set[str] = set()
     room = asyncio.Semaphore(AT_ONCE)
 
     async def one(number: int) -> None:
@@ -225,22 +229,26 @@ async def _followed(
             sinks: Any = kept
             if not options.as_json:
                 sinks = {n: Plain(w) if options.count == 1 else Lines(w, prefix) for n, w in writers.items()}
+            last = Last(sinks[2])
             # Its end is asked for from the beginning: a pool may keep none of what has ended.
             ending = asyncio.create_task(pool.wait(info.id))
             helpers: list[asyncio.Task[Any]] = [ending]
             if job.interactive:
                 helpers.append(asyncio.create_task(feed(pool, info.id)))
             try:
-                whole = await follow(pool, info.id, sinks)
+                whole = await follow(pool, info.id, {1: sinks[1], 2: last})
                 ended = ends[number] = await ending
             finally:
                 for helper in helpers:
                     helper.cancel()
                 await asyncio.gather(*helpers, return_exceptions=True)
             ids.remove(info.id)
+            if options.beside is not None and result_of(ended).kind == "code" and result_of(ended).code:
+                missing.add(not_sent(options.beside, last.text))
             rows[number] = document(ended, kept if options.as_json else None, whole)
             if not whole and not options.as_json and not options.quiet:
-                complain(f"{ended.name} ({ended.id}): not all of its output was kept")
+                what, hint = gap(ended)
+                complain(f"{ended.name} ({ended.id}): {what}", hint)
 
     tasks = [asyncio.create_task(one(number)) for number in range(1, options.count + 1)]
     try:
@@ -256,6 +264,8 @@ async def _followed(
         raise
     for number in sorted(ends):
         tell(ends[number], named=options.count > 1, interrupted=interrupts.last)
+    for hint in sorted(missing - {""}):
+        say(f"hint: {hint}")
     if interrupts.killed:
         return 128 + interrupts.last, None
     status = next((found for n in sorted(ends) if (found := result_of(ends[n]).status)), 0)

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from .backend import Backend
 from .guard import HEADERS, Connection, Listener
-from .jobs import Job, JobInfo, Output, PoolError
+from .jobs import Job, JobInfo, Output, PoolError, in_words
 from .places import BACKLOG
 from .routes import ROUTES, Route, openapi
 from .wire import (
@@ -170,7 +170,8 @@ class ApiServer:
                 )
             except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
                 code = "bad_job" if route.body is Job else "bad_request"
-                raise PoolError(code, f"the request's body: {error}", "see docs/api.md, or GET /v1/openapi.json") from None
+                hint = "see docs/api.md, or GET /v1/openapi.json"
+                raise PoolError(code, f"the request's body: {in_words(error)}", hint) from None
             del data
             return await method(body=body, **arguments)
 
@@ -372,7 +373,7 @@ def _query(request: web.Request, kind: type[msgspec.Struct] | None) -> msgspec.S
     try:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise PoolError("bad_request", f"the request's parameters: {error}", "see docs/api.md") from None
+        raise PoolError("bad_request", f"the request's parameters: {in_words(error)}", "see docs/api.md") from None
 
 
 def _error(error: PoolError) -> web.Response:

@@ -235,12 +235,15 @@ class HttpBackend:
             raise PoolError(
                 "unavailable", f"the pool at {self._where} does not answer", "see its log, or `agentfw doctor`"
             ) from None
+        except aiohttp.ClientSSLError as error:
+            why = getattr(error.os_error, "reason", None) or error.os_error.strerror or "it is refused"
+            raise PoolError("unavailable", f"TLS with {self._where} fails: {why}", "a pool itself speaks `http://`") from None
         except aiohttp.ClientConnectorError as error:
             if isinstance(error.os_error, PermissionError):
                 raise PoolError("forbidden", f"{self._where}: permission denied", "a pool serves its own user only") from None
             raise PoolError("unavailable", f"no pool runs at {self._where}", self._hint) from None
-        except (aiohttp.ClientError, OSError) as error:
-            raise PoolError("unavailable", f"the pool at {self._where} went away ({type(error).__name__})", self._hint) from None
+        except (aiohttp.ClientError, OSError):
+            raise PoolError("unavailable", f"the pool at {self._where} went away", self._hint) from None
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is not None:

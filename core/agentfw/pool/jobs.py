@@ -37,6 +37,14 @@ _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}\Z")
 
 
+_PATTERN = re.compile(r"Expected `str` matching regex '[^']*'")
+
+
+def in_words(error: Exception) -> str:
+    """What msgspec says, without a regular expression: names are the only texts that have one."""
+    return _PATTERN.sub("Expected letters, digits, `.`, `_`, `-`, at most 63", str(error))
+
+
 class PoolError(AgentfwError):
     """A pool refuses or failed. `code` is stable, for programs: "bad_job", "no_such_job", "pool_full", "draining",
     "unauthorized", "unavailable" (nobody answers), "worker_lost", "unsupported", "bad_config", "internal". `hint`: what to do.

@@ -92,6 +92,8 @@ def _words(result: Result) -> str:
     }.get(ended.kind, f"ended: {ended.kind}")
     name = result.name if result.name == result.id else f"{result.name} ({result.id})"
     said = ended.text if ended.kind != "code" else _last_line(result.stderr_bytes)
+    if ended.kind == "signal":  # in brackets: the same by its number, or where
+        said = said.partition(" (")[0]
     return f"job {name} {what}" + (f": {shown(said)}" if said else "")
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypedDict, TypeVar
 
 import msgspec
 
-from ..pool.jobs import MAX_FILES, MAX_PAYLOAD, Isolation, Job, Limits, Mode, PoolError
+from ..pool.jobs import MAX_FILES, MAX_PAYLOAD, Isolation, Job, Limits, Mode, PoolError, in_words
 from ..small_files import read_small
 
 StrPath = str | os.PathLike[str]
@@ -127,7 +127,9 @@ def load(program: Program, files: Files | None) -> Loaded:
         if not program.path.startswith("/"):
             raise PoolError("bad_job", f"not an absolute path: {program.path!r}", "of a file to be sent, give the path itself")
         return Loaded("script", program.path, Path(program.path).name, found)
-    path = Path(os.fspath(program))
+    if not isinstance(program, str | os.PathLike):
+        raise TypeError(f"no program: {type(program).__name__} (a path, agentfw.Code, agentfw.Module, or agentfw.Mounted)")
+    path = Path(program)
     if not path.name:
         raise PoolError("bad_job", f"not a script: {str(program)!r}", "for code, give `agentfw.Code(text)`")
     if path.is_dir() and not (path / "__main__.py").is_file():
@@ -217,7 +219,7 @@ def make_job(
     fields = {
         "mode": loaded.mode,
         "target": loaded.target,
-        "args": tuple(os.fspath(each) for each in (*args, *given.args)),
+        "args": tuple(map(_argument, (*args, *given.args))),
         "env": {**options.get("env", {}), **(given.env or {})},
         "files": {**loaded.files, **read_files(given.files)} if given.files else dict(loaded.files),
         "stdin": stdin.encode() if isinstance(stdin, str) else stdin,
@@ -234,9 +236,15 @@ def make_job(
     return job
 
 
+def _argument(given: object) -> str:
+    if isinstance(given, str | os.PathLike):
+        return os.fspath(given)
+    raise TypeError(f"args: texts or paths, not {type(given).__name__}: {given!r:.60}")
+
+
 def _limits(options: JobOptions) -> Limits:
     given = options.get("limits", Limits())
-    limits = given if isinstance(given, Limits) else _checked(dict(given), Limits)
+    limits = _checked(msgspec.structs.asdict(given) if isinstance(given, Limits) else dict(given), Limits)
     if "timeout" in options:
         if limits.seconds is not None:
             raise TypeError("`timeout` is `limits.seconds`: give one of them")
@@ -251,4 +259,4 @@ def _checked(fields: dict[str, Any], kind: type[Struct]) -> Struct:
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
-        raise PoolError("bad_job", str(error).replace("`$.", "`")) from None
+        raise PoolError("bad_job", in_words(error).replace("`$.", "`")) from None
