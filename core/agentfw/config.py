@@ -17,6 +17,7 @@ import msgspec
 
 from .errors import ConfigError
 from .hints import did_you_mean
+from .sizes import vm_memory
 from .small_files import read_small
 
 FILE_NAME = "agentfw.toml"
@@ -53,6 +54,12 @@ class RunConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     env: dict[str, str] = {}
     preload: tuple[str, ...] = ()
     """Modules imported before the snapshot."""
+
+    def __post_init__(self) -> None:
+        try:
+            vm_memory(self.memory)
+        except ValueError as error:
+            raise ConfigError("memory", f"`{self.memory}` {error}") from None
 
     def beside(self, directory: Path) -> RunConfig:
         """Plugins' files, and what is mounted, are where this file is, wherever it is used from."""
@@ -118,6 +125,8 @@ class Config:
     def error(self, key: str, message: str) -> ConfigError:
         """A ConfigError about `key` (dotted; list elements by number) of this file."""
         path = [int(part) if part.isdecimal() and part.isascii() else part for part in key.split(".")]
+        if len(path) > 1 and path[1] in self.changed.get(str(path[0]), {}):  # not the file's
+            return ConfigError(key, message)
         return ConfigError(key, message, self.file, _find_line(self._text, path) if self._text else None)
 
     def located(self, name: str, error: ConfigError) -> ConfigError:

@@ -123,5 +123,6 @@ def _quoted(value: str) -> str:
 
 def _bounds(shape: Any) -> str:
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-    found = [f"{sign} {value:g}" for name, sign in signs.items() if (value := getattr(shape, name, None)) is not None]
-    return " " + " and ".join(found) if found else ""
+    found = ((sign, getattr(shape, name, None)) for name, sign in signs.items())
+    texts = [f"{sign} {bound if isinstance(bound, int) else f'{bound:g}'}" for sign, bound in found if bound is not None]
+    return " " + " and ".join(texts) if texts else ""

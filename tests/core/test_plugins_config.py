@@ -161,11 +161,12 @@ def test_the_file_may_be_a_pipe_whose_writer_does_not_stay(tmp_path: Path) -> No
     os.mkfifo(tmp_path / "pipe")
     found: queue.Queue[str | None] = queue.Queue()
     for number in range(20):
-        writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=[f"[run]\nmemory = '{number}G'\n"], daemon=True)
+        text = f"[run]\nmemory = '{number + 100}M'\n"
+        writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=[text], daemon=True)
         writer.start()
         reader = threading.Thread(target=lambda: found.put(load_config(tmp_path / "pipe").run.memory), daemon=True)
         reader.start()
-        assert found.get(timeout=20) == f"{number}G"
+        assert found.get(timeout=20) == f"{number + 100}M"
         writer.join(30)
 
 

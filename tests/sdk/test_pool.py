@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 import pickle
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import agentfw
@@ -294,3 +295,22 @@ def test_own_keys_reach_worker_processes(tmp_path: Any) -> None:
         assert sent.tables == config.tables and sent.run.memory == "1G"
         assert sent.plugin("pool", PoolConfig) == config.plugin("pool", PoolConfig)
     assert sent.plugin("pool", PoolConfig).size == 5 and sent.plugin("pool", PoolConfig).idle == 2
+
+
+def test_a_mistake_is_told_where_it_was_made(tmp_path: Path) -> None:
+    from agentfw.config import load_config
+    from agentfw.pool.config import PoolConfig
+
+    def said(text: str, **keys: object) -> str:
+        file = tmp_path / "agentfw.toml"
+        file.write_text(text)
+        with pytest.raises(agentfw.ConfigError) as caught:
+            load_config(file).with_keys("pool", keys).plugin("pool", PoolConfig)
+        return str(caught.value).replace(str(tmp_path), "").removeprefix("/")
+
+    assert said("[pool]\nsize = 4\n", sise=3) == "pool.sise: unknown key"
+    assert said("[pool]\nsize = 4\n", idle=9) == "pool.idle: 9 idle VMs in a pool of 4"
+    assert said("[pool]\nidle = 9\n", size=4) == "agentfw.toml:2: pool.idle: 9 idle VMs in a pool of 4"
+    assert said("[run]\nmemory = '20G'\n") == "agentfw.toml:2: run.memory: `20G` must be from 96M to 14G"
+    output = said("[pool.limits]\noutput = '1M'\n")
+    assert output == "agentfw.toml:2: pool.limits.output: expected integer >= 0 and <= 1099511627776, got text"
