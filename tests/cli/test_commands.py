@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import subprocess
 import sys
 import tomllib
@@ -12,8 +13,10 @@ from pathlib import Path
 
 import pytest
 from agentfw.cli.options import split
-from agentfw.cli.output import Kept, Lines, OneLine
+from agentfw.cli.output import Kept, Lines
 from agentfw.fleet import exit_status
+from agentfw.log_lines import OneLine
+from agentfw.pool import worker
 
 from tests.conftest import Agentfw
 
@@ -128,6 +131,8 @@ def test_what_is_logged_is_one_line_each() -> None:
     form = OneLine("%(name)s: %(message)s").format
     record = logging.LogRecord("agentfw.x", logging.INFO, "", 1, "%s", ("a\x1b[2J\nagentfw.relay: forged",), None)
     assert form(record) == r"agentfw.x: a\x1b[2J\nagentfw.relay: forged"
+    said = worker.formatter().format(record)
+    assert said.endswith(rf" INFO agentfw.x: worker {os.getpid()}: a\x1b[2J\nagentfw.relay: forged") and said.startswith("20")
     try:
         raise ValueError("b\x1b[2J\x07")
     except ValueError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import logging
 import os
 import sys
 import threading
@@ -23,16 +22,6 @@ def complain(message: str, hint: str = "") -> None:
     """`error: WHAT`, and perhaps a hint, on stderr."""
     message = shown(message, LONGEST)
     say(f"error: {message}" + (f"\n\nhint: {hint}" if hint else ""))
-
-
-class OneLine(logging.Formatter):
-    """What agents and servers say, as names and in errors, stays one line, and does nothing to a terminal."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        return shown(super().formatMessage(record), LONGEST)
-
-    def formatException(self, ei: Any) -> str:
-        return "\n".join(shown(line) for line in super().formatException(ei).split("\n"))
 
 
 def say(text: str) -> None:

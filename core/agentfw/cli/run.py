@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..log_lines import OneLine
 from ..sizes import vm_memory
 from .options import RunCommand, RunError, check_kvm, check_program, label, more_descriptors, names, seconds, variable
-from .output import Kept, Lines, OneLine, Plain, Writer, complain, may_read_stdin, progress, say, standard_input
+from .output import Kept, Lines, Plain, Writer, complain, may_read_stdin, progress, say, standard_input
 from .reload import Reloads, Terminal
 from .statistics import document_of, statistics_of
 from .tables import as_text
@@ -194,10 +195,7 @@ def _memory(text: str | None, config: Config) -> int:
     try:
         return vm_memory(given)
     except ValueError as error:
-        what = str(error)
-    if text is None and config.run.memory is not None:
-        raise config.error("run.memory", f"`{given}` {what}")
-    raise RunError(f"memory `{given}` {what}")
+        raise RunError(f"memory `{given}` {error}") from None  # that of the file was looked at with it
 
 
 def _logging(quiet: bool, verbose: int, strace: bool) -> _Denials:

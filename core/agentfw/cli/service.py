@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import AgentfwError, ConfigError
+from ..log_lines import OneLine
 from .options import check_kvm, more_descriptors
-from .output import OneLine, complain, say
+from .output import complain, say
 from .reload import Terminal
 
 if TYPE_CHECKING:

@@ -14,6 +14,8 @@ import signal
 import socket
 import sys
 
+from ..log_lines import OneLine
+
 _PR_SET_PDEATHSIG = 1
 DESCRIPTORS = 65536
 
@@ -46,6 +48,11 @@ async def work(sock: socket.socket) -> None:
     serving.channel.close()
 
 
+def formatter() -> logging.Formatter:
+    """As the router's lines, which are in the same log."""
+    return OneLine(f"%(asctime)s %(levelname)s %(name)s: worker {os.getpid()}: %(message)s")
+
+
 def main() -> None:
     die_with_parent()
     for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's: they are the router's business
@@ -53,7 +60,7 @@ def main() -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
     sock.set_inheritable(False)
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(f"worker {os.getpid()}: %(name)s: %(message)s"))
+    handler.setFormatter(formatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     more_descriptors()
     import uvloop
