@@ -110,6 +110,8 @@ def find_interpreter(python: str, environment: Mapping[str, str]) -> Interpreter
     if not facts:
         lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
         line = next((line for line in lines if line.startswith("Fatal Python error: ")), lines[-1])
+        if "import json, sys" in line:  # it says again what it was given: another program
+            raise GuestError(f"`{python}` is no Python", status=126)
         raise GuestError(f"the interpreter `{python}` does not start: {line[:160]}", status=126)
     version = facts["version"]
     name = f"`{python}` is {facts['name']} {'.'.join(map(str, version))}"

@@ -40,5 +40,5 @@ def _read(descriptor: int, path: Path, most: int) -> bytes:
     while piece := os.read(descriptor, PIECE):
         data += piece
         if len(data) > most:
-            raise OSError(27, f"larger than {most >> 10} KiB", str(path))
+            raise OSError(27, f"larger than {most >> 20} MiB" if most >= 1 << 20 else f"larger than {most >> 10} KiB", str(path))
     return bytes(data)

@@ -140,7 +140,7 @@ def test_an_agents_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_which_variables_make_a_template() -> None:
     chosen = template_environment({"PYTHONHASHSEED": "0", "LC_ALL": "C", "API_KEY": "x", "TZ": "UTC"})
     start = {name: value for name, value in template_environment({}).items() if name not in default_environment()}
-    assert set(start) == {"GLIBC_TUNABLES", "OPENSSL_ia32cap"} and "malloc.arena_max=1" in start["GLIBC_TUNABLES"]
+    assert set(start) == {"GLIBC_TUNABLES", "LD_BIND_NOW", "OPENSSL_ia32cap"} and "malloc.arena_max=1" in start["GLIBC_TUNABLES"]
     assert chosen == {**default_environment(), **start, "PYTHONHASHSEED": "0", "LC_ALL": "C"}
 
 

@@ -83,7 +83,7 @@ def test_a_daemon_from_start_to_stop(run: Run, start: Start, tmp_path: Path) -> 
     assert done.returncode == 0, done
     document = json.loads(done.stdout)
     assert document["socket"] == str(tmp_path / "run/agentfw/pool.sock") and document["workers"] == 1
-    assert done.stderr.startswith("pool ready in ") and "1 worker, 1 VMs warm" in done.stderr
+    assert done.stderr.startswith("pool ready in ") and "1 worker, 1 VM warm" in done.stderr
     assert os.getsid(document["pid"]) == document["pid"]
     try:
         second = run("pool", "start", *SMALL)

@@ -223,4 +223,4 @@ def ready_line(info: PoolInfo, place: Path, took: float) -> str:
     warm = sum(worker.idle for worker in info.workers)
     count = len(info.workers)
     workers = f"{count} worker{'s' if count != 1 else ''}"
-    return f"pool ready in {duration(took)}: {workers}, {warm} VMs warm, at {place} (pid {info.pid})"
+    return f"pool ready in {duration(took)}: {workers}, {warm} VM{'s' if warm != 1 else ''} warm, at {place} (pid {info.pid})"
