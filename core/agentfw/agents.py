@@ -40,3 +40,13 @@ class ExitReport:
     signal: int = 0
     text: str = ""
     seconds: float = 0.0
+
+
+def status_of(kind: str, code: int, signal: int) -> int:
+    """The exit status that an end amounts to (docs/cli.md): the program's own; 128+n: a signal ended it; 137: killed by us, as by
+    SIGKILL; 124: time-out; 125: our fault."""
+    if kind == "code":
+        return code
+    if kind == "signal":
+        return 128 + signal
+    return {"timeout": 124, "internal": 125}.get(kind, 137)

@@ -22,15 +22,14 @@ from agentfw_vmm import Cell, CellError, GuestFlow, VmExit, VmStatistics
 from agentfw_vmm.in_memory import in_memory
 
 from . import guest_trust
-from .agents import Agent, ExitReport
+from .agents import Agent, ExitReport, status_of
 from .dispatch import ACK_SECONDS, Job, Mode, default_environment, hand_over, template_environment
 from .errors import AgentfwError
 from .lives import KILL_SECONDS, Host, Life
 from .rehearsal import rehearse
-from .reports import AuditEvent
 from .runtime import Runtime
 from .serving import Serving
-from .snapshots import Progress, SnapshotStore, Template, TemplateError, cell_config
+from .snapshots import Progress, SnapshotStore, Template, TemplateError, cell_config, quiet
 
 CELL_VMS = 64
 """VMs that a cell holds at most; more slow each other down."""
@@ -83,11 +82,7 @@ class Result:
 
 def exit_status(report: ExitReport) -> int:
     """The agent's own status; 128+n: a signal ended it; 137: killed by us, as by SIGKILL; 124: time-out; 125: our fault."""
-    if report.kind == "code":
-        return report.code
-    if report.kind == "signal":
-        return 128 + report.signal
-    return {"timeout": 124, "internal": 125}.get(report.kind, 137)
+    return status_of(report.kind, report.code, report.signal)
 
 
 class Fleet:
@@ -114,7 +109,7 @@ class Fleet:
         self.template = template
         self.size = size
         self.store = store or SnapshotStore()
-        self._progress = progress or _quiet
+        self._progress = progress or quiet
         self._on_line = on_line
         self._trace = trace
         self._recycle = recycle
@@ -153,10 +148,7 @@ class Fleet:
         """What makes guests trust the fleet's authority, if TLS of theirs may be intercepted: of a cell's configuration."""
         if not self.runtime.plugins.may_intercept:
             return {}
-        view = self.template.view
-        laid = guest_trust.files(view, self.template.interpreter.path, self.runtime.interceptor.authority)
-        mounts = [mount for path, mount in view.mounts.items() if path not in laid]
-        return {"files": {**view.files, **laid}, "mounts": mounts}
+        return guest_trust.of_cell(self.template.view, self.template.interpreter.path, self.runtime.interceptor.authority)
 
     async def _start_cell(self, snapshot: Path, key: bytes, vms: int, runners: int) -> None:
         host = Host(self, self._recycle)
@@ -321,10 +313,8 @@ class Fleet:
         return self._done(agent, _report(ended, seconds), run.statistics)
 
     def _done(self, agent: Agent, report: ExitReport, statistics: VmStatistics | None) -> Result:
-        if statistics is not None and (statistics.refused_paths or statistics.refused_calls):
-            reason = "it went for files or system calls that are not for it"
-            paths, calls = str(statistics.refused_paths), str(statistics.refused_calls)
-            self.runtime.audit(AuditEvent.about("denied", agent, rule="guest_rules", reason=reason, paths=paths, calls=calls))
+        if statistics is not None:
+            self.runtime.refused(agent, statistics.refused_paths, statistics.refused_calls)
         self.runtime.agent_exited(agent, report)
         return Result(agent, report, statistics)
 
@@ -382,11 +372,6 @@ async def _feed(source: AsyncIterator[bytes] | None, flow: GuestFlow) -> None:
             async for data in source:
                 await flow.send(data)
         flow.send_eof()
-
-
-@contextlib.contextmanager
-def _quiet(what: str, seconds: float | None) -> Any:
-    yield
 
 
 __all__ = [

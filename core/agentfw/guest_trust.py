@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Container, Sequence
 from pathlib import Path
+from typing import Any
 
 import certifi
 
@@ -37,6 +38,12 @@ def variables(environment: Container[str]) -> dict[str, str]:
     """What an agent with these variables needs besides, so that OpenSSL linked into a wheel, which looks where its builder's
     machine had them, finds the authorities."""
     return {} if "SSL_CERT_FILE" in environment or "SSL_CERT_DIR" in environment else {"SSL_CERT_FILE": BUNDLE}
+
+
+def of_cell(view: View, path: Sequence[str], authority: FleetCa) -> dict[str, Any]:
+    """Of a cell's configuration (`cell_config()`): what makes its guests trust the fleet's authority."""
+    laid = files(view, path, authority)
+    return {"files": {**view.files, **laid}, "mounts": [mount for place, mount in view.mounts.items() if place not in laid]}
 
 
 def files(view: View, path: Sequence[str], authority: FleetCa) -> dict[str, bytes]:

@@ -152,6 +152,12 @@ class Runtime:
         if len(self._ended) > MAX_ENDED:
             del self._ended[next(iter(self._ended))]
 
+    def refused(self, agent: Agent, paths: int, calls: int) -> None:
+        """At an agent's end: so many times the guest's rules said no to it."""
+        if paths or calls:
+            reason = "it went for files or system calls that are not for it"
+            self.audit(AuditEvent.about("denied", agent, rule="guest_rules", reason=reason, paths=str(paths), calls=str(calls)))
+
     async def admit(self, agent: Agent) -> None:
         """An agent is about to start. Whatever a plugin raises is why it may not."""
         await self.plugins.admit(agent)

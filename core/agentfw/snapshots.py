@@ -47,6 +47,12 @@ Progress = Callable[[str, float | None], AbstractContextManager[None]]
 """(what is being done, seconds it took last time or None) -> a context shown meanwhile."""
 
 
+@contextlib.contextmanager
+def quiet(what: str, seconds: float | None) -> Iterator[None]:
+    """A `Progress` that shows nothing."""
+    yield
+
+
 class TemplateError(AgentfwError):
     """The template could not be made. `hint`: what to do; `status`: exit code of `agentfw run`."""
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from ..agents import ExitReport
+from ..agents import ExitReport, status_of
 from ..errors import AgentfwError
 from ..texts import shown
 
@@ -175,11 +175,7 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def status(self) -> int:
         """As `agentfw run` exits (docs/cli.md): the program's own; 128+n: signal; 124: time-out; 125: ours; 137: killed."""
-        if self.kind == "code":
-            return self.code
-        if self.kind == "signal":
-            return 128 + self.signal
-        return {"timeout": 124, "internal": 125}.get(self.kind, 137)
+        return status_of(self.kind, self.code, self.signal)
 
     @staticmethod
     def of(report: ExitReport, usage: Usage) -> JobResult:

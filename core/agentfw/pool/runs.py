@@ -19,7 +19,6 @@ from ..dispatch import ACK_SECONDS, hand_over
 from ..dispatch import Job as Told
 from ..errors import AgentfwError
 from ..lives import KILL_SECONDS
-from ..reports import AuditEvent
 from ..runtime import Runtime
 from ..serving import Serving
 from .cells import Loss, Vm
@@ -305,12 +304,8 @@ class Run:
 
     def _told(self, report: ExitReport) -> None:
         self._end_told = True
-        found = self._statistics
-        if found is not None and (found.refused_paths or found.refused_calls):
-            reason = "it went for files or system calls that are not for it"
-            paths, calls = str(found.refused_paths), str(found.refused_calls)
-            event = AuditEvent.about("denied", self.agent, rule="guest_rules", reason=reason, paths=paths, calls=calls)
-            self._around.runtime.audit(event)
+        if self._statistics is not None:
+            self._around.runtime.refused(self.agent, self._statistics.refused_paths, self._statistics.refused_calls)
         self._around.runtime.agent_exited(self.agent, report)
 
     def dropped(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import sys
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from ..rehearsal import rehearse
 from ..runtime import Runtime
 from ..sizes import vm_memory
 from ..snapshot_library import Library
-from ..snapshots import Progress, SnapshotStore, Template, TemplateError
+from ..snapshots import Progress, SnapshotStore, Template, TemplateError, quiet
 from .config import PoolConfig, TemplateConfig
 from .jobs import DEFAULT_TEMPLATE, JOB_DIRECTORY, PoolError
 
@@ -144,10 +143,7 @@ class Templates:
         await rehearse(self._store, template, snapshot, key)
         trust: dict[str, Any] = {}
         if self._runtime.plugins.may_intercept:
-            view = template.view
-            laid = guest_trust.files(view, template.interpreter.path, self._runtime.interceptor.authority)
-            mounts = [mount for path, mount in view.mounts.items() if path not in laid]
-            trust = {"files": {**view.files, **laid}, "mounts": mounts}
+            trust = guest_trust.of_cell(template.view, template.interpreter.path, self._runtime.interceptor.authority)
         return Prepared(name, template, snapshot, key, environment, trust)
 
     def _check_guest(self, template: Template, environment: Mapping[str, str]) -> None:
@@ -210,9 +206,3 @@ def _memory(text: str | None) -> int:
         return vm_memory(text)
     except ValueError as error:
         raise TemplateError(f"memory {error}") from None
-
-
-@contextlib.contextmanager
-def quiet(what: str, seconds: float | None) -> Any:
-    """Nobody is told of the making of snapshots."""
-    yield
