@@ -48,21 +48,10 @@ class Where:
         """Of the socket."""
         if self.socket is not None:
             return self.socket
+        from ..pool.config import configured_socket
         from ..pool.places import default_socket
 
-        return configured_socket() or default_socket()
-
-
-def configured_socket() -> Path | None:
-    """[pool] socket of the nearest agentfw.toml."""
-    from ..config import load_config
-    from ..pool.config import PoolConfig
-
-    config = load_config()
-    if not isinstance(config.tables.get("pool"), dict) or "socket" not in config.tables["pool"]:
-        return None
-    found = config.plugin("pool", PoolConfig).socket
-    return None if found is None else Path(found)
+        return Path(configured_socket() or default_socket())
 
 
 def socket_option(function: Function) -> Function:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import re
-import resource
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,8 +15,6 @@ from ..errors import AgentfwError
 
 if TYPE_CHECKING:
     from ..dispatch import Mode
-
-DESCRIPTORS = 65536
 
 
 class RunError(AgentfwError):
@@ -121,19 +117,10 @@ def check_program(program: Sequence[str]) -> tuple[Mode, str, list[str]]:
     return "script", first, list(program[1:])
 
 
-def more_descriptors() -> None:
-    """The usual soft limit, 1,024, is for programs that use select(): few agents with many connections would starve the rest."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def check_kvm() -> None:
-    """Early and in words: a template that cannot be built would say so late."""
+def check_kvm(hint: str = "") -> None:
+    """Early and in words: a template that cannot be built would say so late. `hint`: instead of the usual one."""
     from .doctor import kvm_checks
 
     for check in kvm_checks():
         if check.status == "fail":
-            raise RunError(check.detail, check.hint or "run `agentfw doctor`")
+            raise RunError(check.detail, hint or check.hint or "run `agentfw doctor`")

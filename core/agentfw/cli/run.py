@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..descriptors import more_descriptors
 from ..log_lines import OneLine
 from ..sizes import vm_memory
-from .options import RunCommand, RunError, check_kvm, check_program, label, more_descriptors, names, seconds, variable
+from .options import RunCommand, RunError, check_kvm, check_program, label, names, seconds, variable
 from .output import Kept, Lines, Plain, Writer, complain, may_read_stdin, progress, say, standard_input
 from .reload import Reloads, Terminal
 from .statistics import document_of, statistics_of

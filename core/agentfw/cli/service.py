@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..descriptors import more_descriptors
 from ..errors import AgentfwError, ConfigError
 from ..log_lines import OneLine
-from .options import check_kvm, more_descriptors
+from .options import check_kvm
 from .output import complain, say
 from .reload import Terminal
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ..errors import AgentfwError
 from ..sizes import vm_memory
 from ..texts import shown
+from .connect import json_option
+from .options import RunError, check_kvm
 from .output import progress, say
 
 if TYPE_CHECKING:
@@ -23,13 +24,6 @@ if TYPE_CHECKING:
     from ..snapshot_library import Named
 
 T = TypeVar("T")
-
-
-class SnapshotCommandError(AgentfwError):
-    def __init__(self, message: str, hint: str = "") -> None:
-        self.hint = hint
-        self.status = 125
-        super().__init__(message)
 
 
 @click.group()
@@ -43,7 +37,6 @@ def snapshot() -> None:
 _ENV = click.option("--env", multiple=True, metavar="K=V", help="A variable that Python reads while it starts (repeatable).")
 _PYTHON = click.option("--python", metavar="PATH", help="The agents' interpreter.  [default: the one agentfw is installed in]")
 _REPLACE = click.option("--replace", is_flag=True, help="Also if there is another of that name.")
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @snapshot.command()
@@ -66,20 +59,20 @@ def build(
     try:
         size = vm_memory(memory)
     except ValueError as error:
-        raise SnapshotCommandError(f"--memory: `{memory}` {error}") from None
+        raise RunError(f"--memory: `{memory}` {error}") from None
     variables = _startup(env)
     at_start = template_environment(variables)
     interpreter = find_interpreter(python or sys.executable, at_start)
     modules = tuple(each.strip() for each in preload.split(",") if each.strip())
     template = Template(interpreter, base_view(interpreter), at_start, modules, size)
     log = (lambda line: say(f"template: {shown(line)}")) if verbose else lambda line: None
-    _check_kvm()
+    check_kvm()
     made = _run(Library().build(name, template, SnapshotStore(), progress, log, replace=replace))
     click.echo(f"{made.name}  {made.manifest.digest}")
 
 
 @snapshot.command()
-@_JSON
+@json_option
 def ls(as_json: bool) -> None:
     """Which there are."""
     from ..snapshot_library import Library
@@ -107,7 +100,7 @@ def ls(as_json: bool) -> None:
 @snapshot.command()
 @click.argument("name")
 @click.option("--verify", is_flag=True, help="Read all of it: is it what its digest says, and has this host the same files?")
-@_JSON
+@json_option
 def show(name: str, verify: bool, as_json: bool) -> None:
     """What one is made of, and what it needs."""
     from agentfw_vmm.heads import SnapshotError, read_head
@@ -125,7 +118,7 @@ def show(name: str, verify: bool, as_json: bool) -> None:
     try:
         head = read_head(named.path)
     except (OSError, SnapshotError) as error:
-        raise SnapshotCommandError(f"the snapshot `{name}` is damaged: {error}") from None
+        raise RunError(f"the snapshot `{name}` is damaged: {error}") from None
     if as_json:
         document = {
             **_summary(named),
@@ -176,7 +169,7 @@ def show(name: str, verify: bool, as_json: bool) -> None:
     for key, value in lines:
         click.echo(f"{key:10}  {shown(value, 4000)}")
     if differs:
-        raise SnapshotCommandError(f"the snapshot `{named.name}` does not fit this host: {differs[0]}")
+        raise RunError(f"the snapshot `{named.name}` does not fit this host: {differs[0]}")
 
 
 @snapshot.command()
@@ -213,7 +206,7 @@ def export(name: str, file: Path) -> None:
         finally:
             part.unlink(missing_ok=True)
     except OSError as error:
-        raise SnapshotCommandError(f"cannot write `{file}`: {error.strerror}") from None
+        raise RunError(f"cannot write `{file}`: {error.strerror}") from None
     say(f"{named.name}: {size / 2**20:.1f} MiB in {file}")
 
 
@@ -236,7 +229,7 @@ def import_(file: Path, name: str | None, python: str | None, env: tuple[str, ..
     library = Library()
     variables = _startup(env)
     if not no_trial:
-        _check_kvm("`--no-trial` keeps it without trying it")
+        check_kvm("`--no-trial` keeps it without trying it")
     try:
         with sys.stdin.buffer if str(file) == "-" else file.open("rb") as source, library.part() as (part, out):
             told, manifest = read_head(source)
@@ -252,7 +245,7 @@ def import_(file: Path, name: str | None, python: str | None, env: tuple[str, ..
             )
             named = _run(keeping)
     except OSError as error:
-        raise SnapshotCommandError(f"cannot read `{file}`: {error.strerror}") from None
+        raise RunError(f"cannot read `{file}`: {error.strerror}") from None
     click.echo(f"{named.name}  {named.manifest.digest}")
 
 
@@ -266,14 +259,6 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
         return runner.run(work)
 
 
-def _check_kvm(otherwise: str = "") -> None:
-    from .doctor import kvm_checks
-
-    for check in kvm_checks():
-        if check.status == "fail":
-            raise SnapshotCommandError(check.detail, otherwise or check.hint or "run `agentfw doctor`")
-
-
 def _startup(texts: tuple[str, ...]) -> dict[str, str]:
     """Only those that a starting interpreter reads: others belong to the run."""
     from ..dispatch import template_environment
@@ -282,11 +267,9 @@ def _startup(texts: tuple[str, ...]) -> dict[str, str]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not name or "\0" in text or not equals:
-            raise SnapshotCommandError(f"bad variable `{shown(text, 100)}`", "write `--env NAME=VALUE`")
+            raise RunError(f"bad variable `{shown(text, 100)}`", "write `--env NAME=VALUE`")
         if name not in template_environment({name: value}):
-            raise SnapshotCommandError(
-                f"the variable {shown(name, 100)} makes no difference to a snapshot", "give it to `agentfw run`"
-            )
+            raise RunError(f"the variable {shown(name, 100)} makes no difference to a snapshot", "give it to `agentfw run`")
         found[name] = value
     return found
 

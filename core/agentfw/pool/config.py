@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from ..config import path_beside
+from ..config import load_config, path_beside
 from ..errors import ConfigError
 from ..sizes import parse_size, vm_memory
 from .jobs import DEFAULT_TEMPLATE, Isolation
@@ -119,3 +119,10 @@ class PoolConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
     def template(self, name: str) -> TemplateConfig | None:
         """None: there is no such one. "default" always is."""
         return self.templates.get(name) or (TemplateConfig() if name == DEFAULT_TEMPLATE else None)
+
+
+def configured_socket() -> str | None:
+    """[pool] socket of the nearest agentfw.toml."""
+    config = load_config()
+    table = config.tables.get("pool")
+    return config.plugin("pool", PoolConfig).socket if isinstance(table, dict) and "socket" in table else None

@@ -9,15 +9,14 @@ import asyncio
 import ctypes
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
 
+from ..descriptors import more_descriptors
 from ..log_lines import OneLine
 
 _PR_SET_PDEATHSIG = 1
-DESCRIPTORS = 65536
 
 
 def die_with_parent() -> None:
@@ -25,14 +24,6 @@ def die_with_parent() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-
-
-def more_descriptors() -> None:
-    """The usual soft limit, 1,024, is for programs that use select()."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def work(sock: socket.socket) -> None:

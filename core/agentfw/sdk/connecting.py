@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..config import load_config
 from ..pool import places
 from ..pool.client import HttpBackend
-from ..pool.config import PoolConfig
+from ..pool.config import configured_socket
 from ..pool.jobs import PoolError
 from ..pool.tokens import read_token
 
@@ -21,14 +20,8 @@ def backend(socket: str | None, url: str | None, token: str | None, token_file: 
     if socket is not None and url is not None:
         raise PoolError("bad_config", "a socket and a URL name two pools", "give one of them")
     if url is None:
-        return HttpBackend(socket=socket if socket is not None else _configured() or places.default_socket())
+        return HttpBackend(socket=socket if socket is not None else configured_socket() or places.default_socket())
     if token is None:
         file = token_file if token_file is not None else os.environ.get("AGENTFW_POOL_TOKEN_FILE")
         return HttpBackend(url=url, token=None if not file else read_token(Path(file)))
     return HttpBackend(url=url, token=token)
-
-
-def _configured() -> str | None:
-    config = load_config()
-    table = config.tables.get("pool")
-    return config.plugin("pool", PoolConfig).socket if isinstance(table, dict) and "socket" in table else None
