@@ -17,6 +17,7 @@ import pytest
 from agentfw import Code, Pool, PoolError, SyncPool
 from agentfw.sdk.handle import Handle
 from agentfw.sdk.sync import SyncHandle
+from agentfw.sdk.thread import LoopThread
 
 from .memory_pool import Body, MemoryPool, Running, echo
 
@@ -40,6 +41,31 @@ async def forever(run: Running) -> None:
 
 def threads() -> set[str]:
     return {thread.name for thread in threading.enumerate() if thread.name == "agentfw-pool"}
+
+
+def test_a_call_that_comes_while_another_thread_closes_the_pool_ends() -> None:
+    loop = LoopThread("agentfw-pool")
+
+    async def busy() -> None:
+        asyncio.get_running_loop().run_in_executor(None, time.sleep, 0.5)
+
+    loop.call(busy())
+    closing = threading.Thread(target=loop.close)
+    closing.start()
+    time.sleep(0.2)
+    told: list[str] = []
+
+    def wait() -> None:
+        try:
+            loop.call(asyncio.Event().wait())
+        except PoolError as error:
+            told.append(error.code)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    closing.join(10)
+    waiting.join(10)
+    assert told == ["unavailable"] and not threads()
 
 
 def test_all_of_it() -> None:

@@ -19,6 +19,13 @@ CANCEL_SECONDS = 15.0
 """For what is interrupted, to clean up."""
 
 
+_CANNOT = "a `SyncPool` cannot be used"
+
+
+def _closed() -> PoolError:
+    return PoolError("unavailable", f"{_CANNOT} here: it is closed, or another process's")
+
+
 class LoopThread:
     """`call(coroutine)` runs it there and gives its result here. `close()` ends the thread; so does the interpreter's exit,
     after `last` (called there) has run."""
@@ -27,6 +34,8 @@ class LoopThread:
         import uvloop
 
         self._pid = os.getpid()
+        self._calls: set[concurrent.futures.Future[Any]] = set()
+        """That have not ended."""
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -41,6 +50,9 @@ class LoopThread:
                 self._loop.run_until_complete(self._loop.shutdown_asyncgens())
                 self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()
+            for done in list(self._calls):  # that came while it was closed
+                if not done.done():
+                    done.set_exception(_closed())
 
     async def _rest(self) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -57,8 +69,7 @@ class LoopThread:
         """What `body` returns or raises. An interrupt (Ctrl-C) here cancels it there, and is raised once it has ended."""
         if not self.usable or threading.current_thread() is self._thread:
             body.close()
-            here = "in the loop of the pool itself" if self.usable else "here: it is closed, or another process's"
-            raise PoolError("unavailable", f"a `SyncPool` cannot be used {here}")
+            raise _closed() if not self.usable else PoolError("unavailable", f"{_CANNOT} in the loop of the pool itself")
         done: concurrent.futures.Future[T] = concurrent.futures.Future()
         begun: list[asyncio.Task[T]] = []
 
@@ -75,14 +86,23 @@ class LoopThread:
             else:
                 done.set_result(task.result())
 
-        self._loop.call_soon_threadsafe(begin)
+        self._calls.add(done)
+        try:
+            self._loop.call_soon_threadsafe(begin)
+        except RuntimeError:  # closed since we looked
+            self._calls.discard(done)
+            body.close()
+            raise _closed() from None
         try:
             return done.result()
         except BaseException:
             if not done.done():  # it is we who were interrupted
-                self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in begun])
+                with contextlib.suppress(RuntimeError):
+                    self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in begun])
                 concurrent.futures.wait([done], timeout=CANCEL_SECONDS)
             raise
+        finally:
+            self._calls.discard(done)
 
     def close(self) -> None:
         """Idempotent; nothing in a forked child."""
