@@ -391,6 +391,7 @@ static void commands(struct runner *r)
 static uint64_t look_around(struct runner *r)
 {
     uint64_t nearest = ~0ull, now = 0;
+    bool put_back = false;
     for (uint32_t i = r->index; i < cell.vms; i += cell.runners) {
         struct machine *m = r->machine[i];
         if (!m)
@@ -412,13 +413,14 @@ static uint64_t look_around(struct runner *r)
             continue;
         if (!now)
             now = clock_mono();
-        if (deadline > now) {
+        if (deadline > now || (m->state == RUN_KEPT && put_back)) {   /* of those one at a time: others have turns between */
             nearest = deadline < nearest ? deadline : nearest;
         } else if (m->state == RUN_PARKED) {
             m->state = RUN_READY;
         } else if (m->state == RUN_KEPT) {
             recycle_idle(m);
             share_charge(r, 0);
+            put_back = true;
         } else {
             m->sites_wait = false;
             m->sites_given_up = true;
