@@ -195,7 +195,6 @@ class ApiServer:
     # -- jobs
 
     async def _do_submit(self, body: Job) -> web.Response:
-        body.check()
         info = await self.backend.submit(body)
         where = {"Location": f"/v1/jobs/{info.id}"}
         return web.Response(status=201, body=msgspec.json.encode(info), content_type="application/json", headers=where)
