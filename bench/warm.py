@@ -28,7 +28,7 @@ from typing import Any
 import common
 import uvloop
 from agentfw.agents import Agent
-from agentfw.dispatch import Job, default_environment, hand_over, read_frame
+from agentfw.dispatch import AHEAD, Job, default_environment, hand_over, read_frame
 from agentfw.guestfs import add_program, base_view, find_interpreter
 from agentfw.lives import Host, Life
 from agentfw.pool.cells import SOON_PART
@@ -78,6 +78,8 @@ class Vms:
     async def warm(self, number: int) -> None:
         cell, vm = self.at(number)
         cell.restore(vm, 1000 + number, soon=self.soon(number))
+        if self.soon(number):
+            await cell.stream(vm, 3).send(AHEAD)
         async with asyncio.timeout(60):
             frame = await read_frame(cell.stream(vm, 3))
         if "warm" not in frame:
@@ -108,6 +110,7 @@ async def fill(vms: Vms, at_once: int) -> dict[str, float]:
     order = _order(vms.count)
     soon = [number for number in order if vms.soon(number)]
     await asyncio.gather(*(one(number) for number in soon))
+    await asyncio.sleep(0.2)  # what they do ahead comes after they said that they are warm
     marks = [vms.cpu()]
     others = [number for number in order if not vms.soon(number)]
     # groups of 64 of all cells, so that the last ones come into cells that are nearly full

@@ -16,6 +16,8 @@ from agentfw_vmm import GuestFlow
 from .guestfs import HOME
 
 ACK_SECONDS = 60.0
+AHEAD = bytes(4)
+"""An empty frame, before the job's: there is time for what would else be done when it comes."""
 _MARSHAL = 2  # a version that all Pythons read; and equal things are equal bytes
 FRAME_MAX = 1 << 16
 """Bytes of a frame that a guest sends."""

@@ -92,6 +92,8 @@ def test_a_daemon_from_start_to_stop(run: Run, start: Start, tmp_path: Path) -> 
         (tmp_path / "agent.py").write_text(
             "import os, sys; print(os.getcwd(), sorted(os.listdir()), sys.argv[1:], sys.stdin.read()); sys.exit(9)"
         )
+        code = "import sys; print(vars(sys.modules['__main__']) is globals(), 'main' in globals())"
+        assert run("submit", "--wait", "-c", code).stdout == "True False\n", "code was run in this VM before: it left nothing"
         (tmp_path / "data.txt").write_text("x")
         done = run("submit", "--wait", "--file", "data.txt:d/e.txt", "--stdin", "-", "agent.py", "-x", input="given")
         assert (done.returncode, done.stdout) == (9, "/job ['agent.py', 'd'] ['-x'] given\n"), done

@@ -7,6 +7,7 @@ import json
 import struct
 from typing import Any, Literal
 
+from agentfw.dispatch import AHEAD
 from agentfw_vmm import CellError, CellHandler, VmExit
 
 
@@ -17,6 +18,9 @@ class Stream:
         self._data = bytearray()
         self._end = False
         self._changed = asyncio.Event()
+
+    async def send(self, data: bytes) -> None:
+        assert data == AHEAD and not self._end
 
     def say(self, message: dict[str, Any]) -> None:
         body = json.dumps(message).encode()

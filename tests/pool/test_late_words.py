@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from agentfw.agents import Agent
+from agentfw.dispatch import AHEAD
 from agentfw.pool import forks
 from agentfw.pool.groups import GroupKey
 from agentfw.pool.jobs import Job, JobResult, Limits, PoolError
@@ -39,7 +40,7 @@ class JobStream(Stream):
         self.sent = b""
 
     async def send(self, data: bytes) -> None:
-        self.sent += data
+        self.sent += b"" if data == AHEAD else data
 
     async def receive(self, limit: int = 65536) -> bytes:
         part = await super().receive(limit)

@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 
 from agentfw_vmm import CellError, CellHandler, GuestFlow, SavedVm, VmExit, VmStatistics
 
-from ..dispatch import read_frame
+from ..dispatch import AHEAD, read_frame
 from ..lives import KILL_SECONDS
 from .shares import Limited
 
@@ -104,7 +104,7 @@ class Lane:
 class Vm:
     """A place for a VM in a cell."""
 
-    __slots__ = ("born", "cell", "kept", "lane", "life", "number", "soon", "state", "user", "warm_cpu")
+    __slots__ = ("born", "cell", "hurry", "kept", "lane", "life", "number", "soon", "state", "user", "warm_cpu")
 
     def __init__(self, cell: PoolCell, number: int, lane: Lane) -> None:
         self.cell = cell
@@ -117,6 +117,8 @@ class Vm:
         """False: it is its user's, who has not restored it yet (in a `late` cell)."""
         self.kept = False
         """It is empty, and its memory is still there to be put back."""
+        self.hurry = False
+        """A job waits for it."""
         self.soon = False
         """What jobs write to is there already: the first to get one."""
         self.user: User | None = None
@@ -233,9 +235,10 @@ class PoolCell:
                 best = vm
         return best
 
-    def warm(self, vm: Vm) -> None:
-        """Restore a VM into this empty place."""
+    def warm(self, vm: Vm, hurry: bool = False) -> None:
+        """Restore a VM into this empty place. `hurry`: a job waits for it."""
         vm.become("warming")
+        vm.hurry = hurry
         self.empty_since = None
         if self.up:
             self._restore(vm)
@@ -254,18 +257,20 @@ class PoolCell:
         vm.life += 1
         ready = sum(each.soon for each in self.vms if each is not vm and each.state in ("warming", "idle"))
         vm.soon = vm.kept or ready < len(self.vms) // SOON_PART  # one that was used has these pages
-        vm.kept = False
+        kept, vm.kept = vm.kept, False
         try:
             self.native.restore(vm.number, self._pids(), soon=vm.soon)
         except CellError as error:
             vm.become("empty")
             self.events.vm_gone(vm, "warming", VmExit("internal", 0, 0, str(error)), self._loss())
             return
-        self._task(self._wait_warm(vm, vm.life))
+        self._task(self._wait_warm(vm, vm.life, vm.soon and not (kept or vm.hurry)))
 
-    async def _wait_warm(self, vm: Vm, life: int) -> None:
+    async def _wait_warm(self, vm: Vm, life: int, ahead: bool) -> None:
         try:
             async with asyncio.timeout(WARM_SECONDS):
+                if ahead:
+                    await vm.stream(3).send(AHEAD)
                 frame = await read_frame(vm.stream(3))
             if "warm" not in frame:
                 raise ValueError("it does not say that it is warm")
@@ -277,14 +282,15 @@ class PoolCell:
                 self.kill(vm)
             return
         if vm.life == life and vm.state == "warming":
-            with contextlib.suppress(CellError):
-                vm.warm_cpu = self.native.statistics(vm.number).cpu_ns
             vm.become("idle")
             self.events.vm_warm(vm)
 
     def use(self, vm: Vm, user: User) -> None:
         """An idle VM gets a job."""
         vm.become("running")
+        if not self.late:
+            with contextlib.suppress(CellError):
+                vm.warm_cpu = self.native.statistics(vm.number).cpu_ns
         vm.user = user
         vm.born = not self.late
 

@@ -264,7 +264,7 @@ class Stock:
             vm = cell.free()
             assert vm is not None
         self.counted["recycled" if vm.kept else "restored"] += 1
-        vm.cell.warm(vm)
+        vm.cell.warm(vm, group.waiting > 0)
         return True
 
     # -- cells for tenants that are yet to come
