@@ -182,7 +182,7 @@ class SnapshotStore:
             if not self._usable(template.ready.path):
                 raise TemplateError(f"the snapshot `{template.ready.name}` is gone", "see `agentfw snapshot ls`")
             return template.ready.path, template.ready.key
-        key = template.key()
+        key = await asyncio.to_thread(template.key)  # looks at thousands of files: jobs of other templates run on meanwhile
         path = self.path(key)
         if self._usable(path):
             return path, key

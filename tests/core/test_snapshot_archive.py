@@ -12,6 +12,7 @@ import stat
 import struct
 import subprocess
 import sys
+import threading
 import zlib
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from agentfw.guestfs import View, find_interpreter
 from agentfw.manifests import Manifest, PythonFacts, differences, file_digest, same_python
 from agentfw.snapshot_archive import HEAD_MAX, MAGIC, read_head, unpack, write_archive
 from agentfw.snapshot_library import Library, Named
-from agentfw.snapshots import TemplateError
+from agentfw.snapshots import SnapshotStore, Template, TemplateError, quiet
 from agentfw_vmm import _lib
 from agentfw_vmm.heads import SnapshotError, parse_head
 from hypothesis import given, settings
@@ -402,3 +403,20 @@ def test_left_overs_go(manifest: Manifest, tmp_path: Path) -> None:
     mine.touch()
     bring_now(library, pack(manifest))
     assert mine.exists() and not old.exists()
+
+
+def test_a_templates_files_are_looked_at_beside_the_loop(tmp_path: Path) -> None:
+    """Thousands of them: what else runs on the loop goes on."""
+    threads: list[threading.Thread] = []
+    store = SnapshotStore(tmp_path)
+    store.path(bytes(32)).write_bytes(b"x")
+    store.path(bytes(32)).chmod(0o600)
+
+    class Slow(Template):
+        def key(self) -> bytes:
+            threads.append(threading.current_thread())
+            return bytes(32)
+
+    template = Slow(None, None)  # type: ignore[arg-type]
+    assert asyncio.run(store.get(template, quiet)) == (store.path(bytes(32)), bytes(32))
+    assert threads and threads[0] is not threading.current_thread()
