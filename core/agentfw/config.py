@@ -19,6 +19,7 @@ from .errors import ConfigError
 from .hints import did_you_mean
 from .sizes import vm_memory
 from .small_files import read_small
+from .texts import shown
 
 FILE_NAME = "agentfw.toml"
 
@@ -56,6 +57,7 @@ class RunConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     """Modules imported before the snapshot."""
 
     def __post_init__(self) -> None:
+        check_variables(self.env, "env")
         try:
             vm_memory(self.memory)
         except ValueError as error:
@@ -67,6 +69,13 @@ class RunConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
         mounts = [text.partition(":") for text in self.mount]
         mount = tuple(path_beside(directory, host) + colon + guest if host else colon + guest for host, colon, guest in mounts)
         return msgspec.structs.replace(self, plugins=plugins, mount=mount)
+
+
+def check_variables(env: Mapping[str, str], key: str) -> None:
+    """ConfigError for what the environment of no process can hold, environ(7)."""
+    for name, value in env.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise ConfigError(f"{key}.{shown(name)}", "cannot be a variable: an empty name, `=` in it, or NUL")
 
 
 def is_path(name: str) -> bool:

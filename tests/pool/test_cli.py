@@ -333,6 +333,10 @@ def test_logs_also_after_the_end(pool: Pool, command: Command) -> None:
     run.info = msgspec.structs.replace(run.info, attempt=2)
     done = command("logs", job)
     assert done.out == b"late\n" and "begun 2 times" in done.err and "keep_output" not in done.err
+    run.output.clear()
+    for options in ([], ["-f"], ["--json"]):
+        done = command("logs", *options, job)
+        assert not done.out and done.err, "nothing is left that a gap could be seen in"
     still = pool.submit("print('up', flush=True); import time; time.sleep(60)")
     pool.do(anext(pool.backend.output(still)))
     assert command("logs", still).out == b"up\n"

@@ -113,6 +113,9 @@ def test_status_is_the_commands() -> None:
         ({"isolation": "none"}, "pool.isolation"),
         ({"workers": 0}, "pool.workers"),
         ({"colour": 1}, "pool.colour"),
+        ({"templates": {"x": {"env": {"A=B": ""}}}}, "pool.templates.x.env.A=B"),
+        ({"templates": {"x": {"env": {"A": "\0"}}}}, "pool.templates.x.env.A"),
+        ({"tenants": {"x": {"share": 5e-324}}}, "pool.tenants.x.share"),
     ],
 )
 def test_a_bad_table_names_the_key(table: dict[str, object], key: str) -> None:

@@ -8,7 +8,7 @@ import errno
 import os
 import re
 import signal
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +24,12 @@ SINKS = Mapping[int, Any]
 """By stream, 1 and 2: what has `async write(data)` and `async close()`."""
 
 
-async def follow(pool: HttpBackend, job_id: str, sinks: SINKS, *, until_end: bool = True) -> bool:
-    """All output into the sinks; False: some was not kept by the pool. BrokenPipeError if our own reader has gone."""
+async def follow(
+    pool: HttpBackend, job_id: str, sinks: SINKS, *, until_end: bool = True, end: Awaitable[JobInfo] | None = None
+) -> bool:
+    """All output into the sinks; False: some was not kept by the pool. `end`: the job's, if somebody waits for it already.
+    BrokenPipeError if our own reader has gone."""
+    before = None if until_end else await pool.info(job_id)
     at = {1: 0, 2: 0}
     whole = True
     async for piece in pool.output(job_id, follow=until_end):
@@ -34,7 +38,14 @@ async def follow(pool: HttpBackend, job_id: str, sinks: SINKS, *, until_end: boo
         await sinks[piece.stream].write(piece.data)
     for sink in sinks.values():
         await sink.close()
-    return whole
+    return whole and reached(before or await (end or pool.wait(job_id)), at)
+
+
+def reached(info: JobInfo, at: Mapping[int, int]) -> bool:
+    """Is that all that a job wrote, as far as is known? Where the last of it was dropped, no gap tells so."""
+    if info.result is None:
+        return True
+    return at[1] >= info.result.usage.stdout and at[2] >= info.result.usage.stderr
 
 
 def unread(writers: Iterable[Writer]) -> Exception:

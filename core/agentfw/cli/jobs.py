@@ -123,6 +123,9 @@ def logs(where: Where, job_id: str, follow: bool, as_json: bool) -> None:
 
 async def _as_json(pool: HttpBackend, job_id: str, follow: bool, out: Writer) -> bool:
     """A line a piece; letters that are cut in two between pieces come with the second."""
+    from .following import reached
+
+    before = None if follow else await pool.info(job_id)
     lines = Lines(out)
     decoders = {stream: codecs.getincrementaldecoder("utf-8")("replace") for stream in (1, 2)}
 
@@ -140,7 +143,7 @@ async def _as_json(pool: HttpBackend, job_id: str, follow: bool, out: Writer) ->
     for stream, decoder in decoders.items():
         if rest := decoder.decode(b"", final=True):
             await put(stream, at[stream], rest)
-    return whole
+    return whole and reached(before or await pool.wait(job_id), at)
 
 
 @click.command()

@@ -141,7 +141,7 @@ def run(
         plugins=names(plugins) if plugins is not None else chosen_plugins(config),
         config=config,
         mounts=(*table.mount, *mounts),
-        env={**_table_env(config), **dict(variable(text) for text in env)},
+        env={**config.run.env, **dict(variable(text) for text in env)},
         labels=dict(label(text) for text in labels),
         memory=_memory(memory, config),
         timeout=seconds(timeout) if timeout is not None else _table_timeout(config),
@@ -175,13 +175,6 @@ def _is_file(path: Path) -> bool:
         return path.is_file()
     except (OSError, ValueError):
         return False
-
-
-def _table_env(config: Config) -> dict[str, str]:
-    for name, value in config.run.env.items():
-        if not name or "=" in name or "\0" in name + value:
-            raise config.error(f"run.env.{name}", "cannot be a variable: an empty name, `=` in it, or NUL")
-    return config.run.env
 
 
 def _table_timeout(config: Config) -> float | None:

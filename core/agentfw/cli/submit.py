@@ -236,7 +236,7 @@ async def _followed(
             if job.interactive:
                 helpers.append(asyncio.create_task(feed(pool, info.id)))
             try:
-                whole = await follow(pool, info.id, {1: sinks[1], 2: last})
+                whole = await follow(pool, info.id, {1: sinks[1], 2: last}, end=ending)
                 ended = ends[number] = await ending
             finally:
                 for helper in helpers:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from ..config import load_config, path_beside
+from ..config import check_variables, load_config, path_beside
 from ..errors import ConfigError
 from ..sizes import parse_size, vm_memory
 from .jobs import DEFAULT_TEMPLATE, Isolation
@@ -98,6 +98,7 @@ class PoolConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
         if self.memory is not None and not parse_size(self.memory):
             raise ConfigError("memory", f"`{self.memory}` is no size (write 8G)")
         for name, template in self.templates.items():
+            check_variables(template.env or {}, f"templates.{name}.env")
             try:
                 vm_memory(template.memory)
             except ValueError as error:

@@ -26,6 +26,8 @@ SPARE_SECONDS = 300.0
 """... for so long after the last one came."""
 CLOSED_AT_ONCE = 4
 """Cells."""
+ENDING_MOST = 32
+"""Cells that are to be closed: with so many none is started, or jobs of ever new tenants would fill the host with them."""
 EMPTY_CELLS = 4
 """Of these at most so many are kept."""
 QUIET_SECONDS = 15.0
@@ -253,6 +255,8 @@ class Stock:
             if group.has_room() and group.key.isolation == "cell":
                 return False  # its runners are busy with enough of them
             self._close_empty(EMPTY_CELLS)
+            if len(self._endings) >= ENDING_MOST:
+                return False
             self._spare(group)
             vms = group.cell_vms
             recycle = self.recycle and not group.late
@@ -446,7 +450,12 @@ class Stock:
     def _ending(self, cell: PoolCell) -> None:
         task = self._loop.create_task(self._end(cell))
         self._endings.add(task)
-        task.add_done_callback(self._endings.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._endings.discard(task)
+        if len(self._endings) == ENDING_MOST - 1:
+            self.soon()
 
     async def _end(self, cell: PoolCell) -> None:
         async with self._few:  # to take 64 VMs apart takes the kernel its time
