@@ -58,6 +58,7 @@ class Cell(FakeCell):
     def __init__(self, handler: CellHandler, vms: int, recycle: bool) -> None:
         super().__init__(handler, vms, recycle)
         self.saving, self.may_save = asyncio.Event(), asyncio.Event()
+        self.output = b""
         self.signals: list[tuple[int, int]] = []
         self.last: dict[int, JobStream] = {}
 
@@ -69,6 +70,7 @@ class Cell(FakeCell):
         if index == 3:
             return self.last[vm]
         quiet = JobStream()
+        quiet._data += self.output if index == 1 else b""
         quiet.end()
         return quiet
 
@@ -112,9 +114,10 @@ class Pool:
         self.cells.append(Cell(handler, vms, True))
         return self.cells[-1]
 
-    async def start(self) -> tuple[Run, asyncio.Task[JobResult], Cell, JobStream]:
+    async def start(self, heard: Heard | None = None) -> tuple[Run, asyncio.Task[JobResult], Cell, JobStream]:
         """A run whose VM has got its job, and not said that it begins."""
-        run = Run(self.around, Agent(str(next(self.numbers)), "x", {}), Job(mode="code", target="pass"), Limits(), Heard())
+        agent = Agent(str(next(self.numbers)), "x", {})
+        run = Run(self.around, agent, Job(mode="code", target="pass"), Limits(), heard or Heard())
         end = asyncio.ensure_future(run.perform(KEY, {}, None))
         await until(lambda: self.cells and self.cells[0].live)
         stream = self.cells[0].last[0]
@@ -168,6 +171,36 @@ def test_what_is_killed_while_it_is_saved_has_no_copies() -> None:
             await forks.save(run, KEY)
         cell.obey()
         assert (await end).kind == "killed"
+        await pool.stock.close()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_who_has_the_first_output_of_a_job_finds_it_running() -> None:
+    """It may be read before the acknowledgement is; then a fork, say, is refused to who was told to wait for that line."""
+
+    async def main() -> None:
+        pool = Pool()
+        _, end, cell, _ = await pool.start()
+        cell.exit(0, "code")
+        await end
+        cell.output = b"a line\n"
+        heard = Heard()
+        run, end, _, stream = await pool.start(heard)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not heard.out and not run.running
+        stream._data += acknowledged(stream.ack)
+        stream._changed.set()
+        await heard.line.wait()
+        assert heard.out == "a line\n" and run.running and heard.began.is_set()
+        cell.exit(0, "code")
+        await end
+        cell.output = b"cannot begin\n"
+        heard = Heard()
+        _, end, _, _ = await pool.start(heard)
+        cell.exit(0, "code")
+        assert (await end).kind == "internal" and heard.out == "cannot begin\n", "what is said instead is not lost"
         await pool.stock.close()
 
     asyncio.run(asyncio.wait_for(main(), 30))

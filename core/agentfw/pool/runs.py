@@ -70,6 +70,8 @@ class Run:
         self._queued = 0.0
         self._began = 0.0
         self._dispatched: float | None = None
+        self._told_job = asyncio.Event()
+        """It has said that it begins, or will not say so. Whoever has its first output may take it that it runs."""
         self._failure = ""
         """What went wrong on our side of it."""
         self._reason: tuple[Reason, str] | None = None
@@ -173,6 +175,7 @@ class Run:
                 if most is not None:
                     timer = loop.call_later(most, self.end, "timeout", f"timed out after {most:g} s")
                 await self._dispatch(vm, told)
+                self._told_job.set()
             report = await asyncio.shield(self._exited)
             seconds = time.perf_counter() - self._began
             if told is not None:
@@ -247,6 +250,7 @@ class Run:
                         data = data[: self._left]
                         self.end("output", f"it wrote more than {self._limits.output} bytes")
                     self._left -= len(data)
+                await self._told_job.wait()
                 if data:
                     self._written[stream - 1] += len(data)
                     await self._events.output(stream, data)
