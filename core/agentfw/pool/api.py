@@ -244,10 +244,13 @@ class ApiServer:
         await self.backend.info(job_id)
         with self._holding() as hold:
             hold(SMALL_BODY)
+            last = b""
             while piece := await request.content.readany():
-                await self.backend.feed(job_id, piece)
-        if query.end:
-            await self.backend.feed(job_id, b"", True)
+                if last:
+                    await self.backend.feed(job_id, last)
+                last = piece
+        if last or query.end:  # both in one: a program that reads a line may have ended before it is told that this was all
+            await self.backend.feed(job_id, last, query.end)
 
     async def _do_signal(self, job_id: str, body: SignalRequest) -> None:
         await self.backend.signal(job_id, body.signal)
