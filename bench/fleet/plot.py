@@ -147,7 +147,7 @@ def _throughput(axis: Any, figures: dict[str, Any]) -> tuple[str, bool]:
     told = []
     for count, found in figures.get("flat", {}).items():
         told.append(f"with {count} agents {percentile(found['ms'], 0.5):.2f} ms")
-    title = "throughput" + (f"; p50 of a call {', '.join(told)}" if told else "")
+    title = "throughput" + (f"\np50 of a call {', '.join(told)}" if told else "")
     if "throughput" not in figures:
         return title, False
     found = figures["throughput"]
