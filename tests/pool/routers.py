@@ -17,6 +17,8 @@ from agentfw.pool.jobs import Job, JobInfo
 from agentfw.pool.router import Router
 from agentfw.pool.workers import Patience
 
+from ..core.support import async_test
+
 ENGINE = "fake_engine:Engine"
 QUICK = Patience(heartbeat=0.5, hang=30.0, start=60.0, stop=20.0, first_delay=0.05, longest_delay=0.4)
 
@@ -24,20 +26,12 @@ QUICK = Patience(heartbeat=0.5, hang=30.0, start=60.0, stop=20.0, first_delay=0.
 def pool_test(function: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """Run a test in a loop of its own; tasks and processes left over are an error."""
 
+    alone = async_test(function)
+
     @functools.wraps(function)
     def run(*args: Any, **keywords: Any) -> None:
-        async def body() -> None:
-            async with asyncio.timeout(60):
-                await function(*args, **keywords)
-                for _ in range(200):
-                    left = asyncio.all_tasks() - {asyncio.current_task()}
-                    if not left:
-                        break
-                    await asyncio.sleep(0.01)
-                assert not left, f"tasks left behind: {left}"
-
         with _fake_engine_importable():
-            asyncio.run(body())
+            alone(*args, **keywords)
         assert not children(), "processes left behind"
 
     return run
