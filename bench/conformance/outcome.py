@@ -1,0 +1,123 @@
+"""What became of a module's cases, natively or in a VM, and what differs between the two."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+GOOD = ("passed", "expected failure")
+MODULE = "(module)"
+"""The case that stands for a module as a whole: it could not be loaded, or was skipped."""
+
+
+@dataclass
+class Case:
+    """`outcome`: as of bench/guest/conformance_module.py, or "hung", "crashed" (its process or VM ended with it)."""
+
+    outcome: str
+    text: str = ""
+    seconds: float = 0.0
+    children: bool = False
+
+
+@dataclass
+class Outcome:
+    """Of one run of a module. `excluded`: cases that known failures kept out; `whole`: it came to its end; `seconds`: wall."""
+
+    module: str
+    cases: dict[str, Case] = field(default_factory=dict)
+    excluded: list[str] = field(default_factory=list)
+    whole: bool = False
+    seconds: float = 0.0
+    noise: str = ""
+    """The end of what it wrote to stderr."""
+
+    def count(self, *outcomes: str) -> int:
+        return sum(case.outcome in outcomes for case in self.cases.values())
+
+    @property
+    def failed(self) -> int:
+        return len(self.cases) - self.count(*GOOD, "skipped")
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, read: Mapping[str, Any]) -> Outcome:
+        return cls(**{**read, "cases": {name: Case(**case) for name, case in read["cases"].items()}})
+
+
+class Listener:
+    """Takes a run's lines. `running`: the case that was begun and has not ended; `done`: cases not to be run again."""
+
+    def __init__(self, module: str) -> None:
+        self.outcome = Outcome(module)
+        self.running = ""
+
+    def line(self, text: str) -> None:
+        """ValueError for what is no line of ours: nothing else may write there."""
+        kind, *words = json.loads(text)
+        found = self.outcome
+        if kind == "start":
+            self.running = words[0]
+        elif kind == "end":
+            name, outcome, told, seconds, children = words
+            found.cases[name] = Case(outcome, told, seconds, children)
+            self.running = ""
+        elif kind == "excluded":
+            if words[0] not in found.excluded:
+                found.excluded.append(words[0])
+        elif kind in ("error", "skipped"):
+            found.cases[MODULE] = Case(kind, words[0])
+        elif kind == "whole":
+            found.whole = True
+        else:
+            raise ValueError(f"no kind of line: {kind!r}")
+
+    def ended(self, outcome: str, text: str) -> None:
+        """The run ended before its time: of the case that was running, or else of the module, this is known."""
+        self.outcome.cases[self.running or MODULE] = Case(outcome, text)
+        self.running = ""
+
+    @property
+    def done(self) -> list[str]:
+        return list(self.outcome.cases)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A case that passes natively and does not in the VM. `subprocess`: natively it has child processes, which a VM has not."""
+
+    case: str
+    native: str
+    vm: str
+    text: str
+    subprocess: bool
+
+
+def differences(native: Outcome, vm: Outcome) -> Iterator[Difference]:
+    """Cases that pass natively and are not excluded, but fail, are missing, or are skipped in the VM."""
+    excluded = set(vm.excluded)
+    module = vm.cases.get(MODULE)
+    if module is not None and MODULE not in native.cases:
+        yield Difference(MODULE, "passed", module.outcome, module.text, False)
+    for name, case in native.cases.items():
+        if case.outcome not in GOOD or name in excluded:
+            continue
+        there = vm.cases.get(name)
+        if there is None:
+            text = f"{module.outcome}: {module.text}" if module else _setup(name, vm)
+            yield Difference(name, case.outcome, "missing", text, case.children)
+        elif there.outcome != case.outcome:
+            yield Difference(name, case.outcome, there.outcome, there.text, case.children)
+
+
+def _setup(name: str, vm: Outcome) -> str:
+    """Why a case may not have been run: its class's or module's set-up went wrong."""
+    for other, case in vm.cases.items():
+        what, _, rest = other.partition(" (")
+        if what in ("setUpClass", "setUpModule") and f"test.{name}.".startswith(f"{rest.removesuffix(')')}."):
+            return f"{what}: {case.outcome}: {case.text}"
+    return ""

@@ -1,0 +1,142 @@
+"""bench/conformance.py: it sees each way in which a VM may differ; and CPython's quick modules do not."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BENCH = ROOT / "bench"
+SAMPLE = Path(__file__).with_name("guest") / "sample.py"
+QUICK = ("test_bisect", "test_struct", "test_errno", "test_contextlib", "test_heapq", "test_json", "test_copy", "test_uuid")
+
+
+def part(name: str) -> ModuleType:
+    """Of the package bench/conformance, which is not installed."""
+    if "conformance" not in sys.modules:
+        made = importlib.util.spec_from_file_location(
+            "conformance", BENCH / "conformance/__init__.py", submodule_search_locations=[str(BENCH / "conformance")]
+        )
+        assert made is not None
+        sys.modules["conformance"] = importlib.util.module_from_spec(made)
+    return importlib.import_module(f"conformance.{name}")
+
+
+known, outcome, modules = part("known"), part("outcome"), part("modules")
+
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def bench(agentfw_environment: dict[str, str], tmp_path: Path, nothing_left: None) -> Run:
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, BENCH / "conformance.py", *map(str, arguments)]
+        return subprocess.run(command, env=agentfw_environment, cwd=tmp_path, capture_output=True, text=True, timeout=110)
+
+    return run
+
+
+@pytest.mark.kvm
+def test_quick_modules_of_cpython(bench: Run) -> None:
+    try:
+        modules.directory(sys.executable)
+    except modules.NoTests as trouble:
+        pytest.skip(str(trouble))
+    done = bench(*QUICK)
+    assert done.returncode == 0, done.stdout + done.stderr
+    total = next(line for line in done.stdout.splitlines() if line.startswith(f"{len(QUICK)} modules"))
+    assert int(total.split("|")[2].split()[0]) > 450, done.stdout
+
+
+@pytest.mark.kvm
+def test_all_that_may_differ_is_seen(bench: Run, tmp_path: Path) -> None:
+    listed = tmp_path / "known.toml"
+    listed.write_text(
+        "".join(
+            f'[[known]]\npattern = "sample.Sample.test_{name}"\nreason = "tried"\nkind = "limit"\n'
+            for name in ("j_known", "k_stale")
+        )
+    )
+    out = tmp_path / "out.json"
+    done = bench(SAMPLE, "--known", listed, "--json", out, "--stale", "--case-limit", 4)
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = json.loads(out.read_text())["vm"]["sample"]
+    assert {each["case"].rpartition(".")[2]: each["vm"] for each in found["differ"]} == {
+        "test_a_fails_in_vm": "failed",
+        "test_b_skipped_in_vm": "skipped",
+        "test_c_hangs_in_vm": "hung",
+        "test_e_crashes_in_vm": "crashed",
+        "test_m_subtest_fails_in_vm": "failed",
+        "test_missing_in_vm": "missing",
+    }
+    assert [each["case"].rpartition(".")[2] for each in found["subprocess"]] == ["test_g_has_a_child"]
+    assert "one process" in found["subprocess"][0]["text"]
+    assert found["unsteady"] == []
+    assert sorted(found["excluded"]) == ["sample.Sample.test_j_known", "sample.Sample.test_k_stale"]
+    assert found["whole"]
+    stale = [line for line in done.stdout.splitlines() if line.startswith("stale: ")]
+    assert len(stale) == 1 and "test_k_stale" in stale[0]
+    assert "6 cases differ; known failures outside subprocesses: 2 patterns (goal: at most 46)" in done.stdout
+
+
+def test_known_failures() -> None:
+    entries = known.read(known.FILE)
+    assert known.counted(entries) <= 46
+    for entry in entries:
+        assert entry.pattern.startswith("test_"), entry
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[[known]]\npattern = 'x'\nreason = ''\nkind = 'limit'",
+        "[[known]]\npattern = 'x'\nreason = 'y'\nkind = 'whim'",
+        "[[known]]\npattern = 'x'\nreason = 'y'\nkind = 'limit'\n" * 2,
+        "[[known]]\npattern = 'x'\nreason = 'y'",
+        "[[unknown]]\npattern = 'x'\nreason = 'y'\nkind = 'limit'",
+        "[known",
+    ],
+)
+def test_what_is_no_list_of_known_failures(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "known.toml"
+    file.write_text(text)
+    with pytest.raises(ValueError):
+        known.read(file)
+
+
+def test_concerned_modules() -> None:
+    def concerns(pattern: str, module: str) -> bool:
+        found: bool = known.Known(pattern, "why", "limit").concerns(module)
+        return found
+
+    assert concerns("test_os.A.test_b", "test_os")
+    assert concerns("test_*.A.test_b", "test_os")
+    assert not concerns("test_os.A.test_b", "test_osx")
+    assert concerns("test_asyncio.*", "test_asyncio.test_events")
+    assert not concerns("test_asyncio.test_events.*", "test_asyncio.test_base")
+
+
+def test_a_case_that_is_skipped_natively_may_do_what_it_likes() -> None:
+    native = outcome.Outcome("m", {"m.a": outcome.Case("skipped"), "m.b": outcome.Case("failed"), "m.c": outcome.Case("passed")})
+    vm = outcome.Outcome("m", {"m.a": outcome.Case("error"), "m.c": outcome.Case("passed")})
+    assert list(outcome.differences(native, vm)) == []
+
+
+def test_a_module_that_does_not_load_differs_case_by_case() -> None:
+    native = outcome.Outcome("m", {"m.a": outcome.Case("passed"), "m.b": outcome.Case("expected failure")})
+    vm = outcome.Outcome("m", {outcome.MODULE: outcome.Case("error", "ImportError")})
+    assert [each.case for each in outcome.differences(native, vm)] == [outcome.MODULE, "m.a", "m.b"]
+
+
+def test_without_tests_it_is_said_where_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(modules.NoTests, match="libpython3-testsuite"):
+        modules.directory("/usr/bin/python3")
