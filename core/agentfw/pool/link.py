@@ -299,17 +299,13 @@ class Link(asyncio.Protocol):
 
 
 class Direct:
-    """A `Channel` within a process, in pairs: `ours, theirs = Direct.pair(peer, other)`. Messages are handed over as they are, in
-    order, in a later turn of the loop."""
+    """A `Channel` within a process, in pairs: `ours, theirs = Direct.pair(peer, other)`. Messages are handed over as they are, at
+    once: a peer may be told something while it says something itself."""
 
     def __init__(self, peer: Peer) -> None:
         self.full = False
         self._peer = peer
-        self._loop = asyncio.get_running_loop()
         self._other: Direct | None = None
-        self._under_way = 0
-        self._low = asyncio.Event()
-        """Nothing is under way to this end."""
         self._ended = False
 
     @staticmethod
@@ -321,21 +317,21 @@ class Direct:
 
     def send(self, message: msgspec.Struct) -> None:
         other = self._other
-        if other is not None and not self._ended:
-            other._under_way += 1
-            self._loop.call_soon(other._come, message)
+        if other is None or self._ended:
+            return
+        try:
+            other._peer.event(message)
+        except Exception:  # it is not the sender's
+            log.exception("a message could not be dealt with")
 
     async def put(self, message: msgspec.Struct) -> None:
-        self.send(message)
-        if self._other is not None and self._other._under_way > 16:
-            await self._other._come_all()
         if self._ended:
             raise unavailable("the link was closed")
+        self.send(message)
 
     async def ask(self, message: msgspec.Struct, answer: type[Message], seconds: float | None = None) -> Message:
         if self._other is None or self._ended:
             raise unavailable("the link was closed")
-        await self._other._come_all()  # what was sent before goes first
         try:
             async with asyncio.timeout(seconds):
                 found = await self._other._peer.request(message)
@@ -354,18 +350,6 @@ class Direct:
             if end is not None and not end._ended:
                 end._ended = True
                 end._peer.lost("it was closed")
-
-    async def _come_all(self) -> None:
-        if self._under_way:
-            self._low.clear()
-            await self._low.wait()
-
-    def _come(self, message: Any) -> None:
-        self._under_way -= 1
-        if not self._under_way:
-            self._low.set()
-        if not self._ended:
-            self._peer.event(message)
 
 
 _refusal = msgspec.msgpack.Decoder(Refusal).decode

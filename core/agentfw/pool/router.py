@@ -184,6 +184,10 @@ class Router:
 
     async def submit(self, job: Job) -> JobInfo:
         """Take a job; returns at once, with its id. PoolError "bad_job", "pool_full", "draining"."""
+        return self.take(job)
+
+    def take(self, job: Job) -> JobInfo:
+        """`submit()`, for who is in this process: it has nothing to wait for."""
         job.check()
         self._check_open()
         if self.pool.template(job.template) is None:

@@ -18,7 +18,7 @@ from . import progress as bars
 from .errors import JobFailed
 from .handle import Handle, collect
 from .mapping import Results, mapped
-from .programs import JobOptions, Loaded, Program, StrPath, as_input, load, make_job
+from .programs import JobOptions, Loaded, Program, StrPath, as_input, load, make_job, reads
 from .results import Result
 
 T = TypeVar("T")
@@ -251,7 +251,7 @@ class Pool:
 
         async def results() -> AsyncIterator[Any]:
             backend = self.backend
-            loaded = await asyncio.to_thread(load, program, options.get("files"))
+            loaded = await self._loaded(program, options)
             most = concurrency or _size(backend)
             bar = bars.bar(progress, loaded.name or "jobs", _length(inputs))
             done = mapped(
@@ -309,7 +309,13 @@ class Pool:
                 raise TypeError("a Job has its arguments and options already")
             program.check()
             return program
-        return make_job(await asyncio.to_thread(load, program, options.get("files")), args, options, None, interactive)
+        return make_job(await self._loaded(program, options), args, options, None, interactive)
+
+    @staticmethod
+    async def _loaded(program: Program, options: JobOptions) -> Loaded:
+        """A thread is for what is read from files: to go there and back takes longer than what is between."""
+        files = options.get("files")
+        return await asyncio.to_thread(load, program, files) if reads(program, files) else load(program, None)
 
     async def _tracked(self, body: Coroutine[Any, Any, T]) -> T:
         """`close()` ends it, too."""
@@ -335,21 +341,34 @@ class Pool:
         return result.check() if check else result
 
     async def _submitted(self, job: Job, patient: bool = False) -> JobInfo:
-        """A job that was taken while its caller was cancelled is killed: nobody would know its id."""
-        backend = self.backend
         pause, longest = FULL_SECONDS
         while True:
-            request = asyncio.ensure_future(backend.submit(job))
             try:
-                return await asyncio.shield(request)
-            except asyncio.CancelledError:
-                await _unhurried(_taken_back(backend, request))
-                raise
+                return await _taken(self.backend, job)
             except PoolError as error:
                 if not patient or error.code != "pool_full":
                     raise
             await asyncio.sleep(pause)
             pause = min(pause * 2, longest)
+
+
+async def _taken(backend: Backend, job: Job) -> JobInfo:
+    """A job that was taken while its caller was cancelled is killed: nobody would know its id."""
+    take: Callable[[Job], JobInfo] | None = getattr(backend, "take", None)
+    if take is None:
+        request = asyncio.ensure_future(backend.submit(job))
+        try:
+            return await asyncio.shield(request)
+        except asyncio.CancelledError:
+            await _unhurried(_taken_back(backend, request))
+            raise
+    info = take(job)  # a pool in this process: no task, no turns of the loop
+    try:
+        await asyncio.sleep(0)  # but the one that others on this loop may count on
+    except asyncio.CancelledError:
+        await _unhurried(_killed(backend, info.id))
+        raise
+    return info
 
 
 def _embedded(

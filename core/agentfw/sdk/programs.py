@@ -115,6 +115,11 @@ class Loaded:
     files: Mapping[str, bytes]
 
 
+def reads(program: Program, files: Files | None) -> bool:
+    """Whether `load()` looks at the file system."""
+    return bool(files) or not isinstance(program, Code | Module | Mounted)
+
+
 def load(program: Program, files: Files | None) -> Loaded:
     """Reads what is to be sent. PoolError "bad_job"; OSError, as open() does, for what cannot be read."""
     budget = _Budget()
