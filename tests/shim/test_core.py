@@ -12,7 +12,7 @@ from tests.cell_peer import Handler
 
 HERE = Path(__file__).parent
 BLOB = HERE.parents[1] / "build/native/shim.bin"
-PROGRAMS = ["threads", "memory", "signals", "clocks", "futex", "random", "filemap", "vectors", "crowd", "registers"]
+PROGRAMS = ["threads", "memory", "signals", "clocks", "futex", "random", "filemap", "vectors", "crowd", "registers", "faults"]
 KVM = pytest.mark.kvm
 
 

@@ -151,12 +151,13 @@ void fault_exception(struct machine *m)
         vm_end(m, AFW_EXIT_INTERNAL, 0, 0, "KVM_SET_SREGS: %s", strerror(errno));
 }
 
-void fault_access(struct machine *m, bool known, uint64_t address)
+void fault_access(struct machine *m, enum access how, uint64_t address)
 {
-    struct fault f = {.signal = SIGSEGV, .code = known ? 1 : 2, .known = known, .addr = address, .at = m->vm.run->s.regs.regs,
-                      .what = known ? "address without memory" : "access that the page's protection forbids"};
-    if (m->vm.run->exit_reason == KVM_EXIT_IO && m->io_pending)
-        f.what = "I/O port";
+    static const char *const what[] = {"I/O port", "address without memory", "access that the page's protection forbids"};
+    struct fault f = {.signal = SIGSEGV, .code = how == ACCESS_IO ? 0x80 : how == ACCESS_NOWHERE ? 1 : 2, .known = how == ACCESS_NOWHERE, .addr = address,
+                      .at = m->vm.run->s.regs.regs, .what = what[how]};
+    if (how == ACCESS_REFUSED)
+        f.known = operand_refused(m, &f.at, &f.addr);
     int e = vm_flush(m);                         /* KVM's emulation ends here; the upcall's registers come after it */
     if (e && e != -EFAULT) {
         vm_end(m, AFW_EXIT_INTERNAL, 0, 0, "KVM_RUN: %s", strerror(-e));

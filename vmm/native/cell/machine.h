@@ -263,9 +263,14 @@ int64_t flow_kick(struct machine *m, const struct afw_sqe *e);
 
 /* ---- fault.c ---- */
 void fault_exception(struct machine *m);         /* AFW_PORT_EXC */
-void fault_access(struct machine *m, bool known, uint64_t address);   /* KVM_RUN said EFAULT, or MMIO */
+enum access { ACCESS_IO, ACCESS_NOWHERE, ACCESS_REFUSED };
+void fault_access(struct machine *m, enum access how, uint64_t address);   /* a port; MMIO, with its address; KVM_RUN said EFAULT */
 void fault_other(struct machine *m);             /* shutdown, internal error, unknown exit */
 void upcall(struct machine *m, uint32_t kind, uint32_t signal, uint64_t code, uint64_t addr, const struct kvm_regs *at);
+
+/* ---- operand.c ---- */
+/* The address for which the instruction at RIP was refused by the host's protection of guest memory. false: it cannot be said */
+bool operand_refused(struct machine *m, const struct kvm_regs *r, uint64_t *address);
 
 /* ---- snapshot.c, restore.c ---- */
 int64_t snapshot_save(struct machine *m);        /* -> bytes, -errno */

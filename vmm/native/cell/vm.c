@@ -12,7 +12,6 @@
 
 #define CLOCK_AGE 1000000000ull                  /* ns; NTP slews by at most 500 ppm: half a millisecond */
 #define EXIT_ON_EMULATION_FAILURE 204            /* KVM_CAP_ */
-#define EXIT_MEMORY_FAULT 39                     /* KVM_EXIT_MEMORY_FAULT, Linux 6.8 */
 
 bool rip_in_shim(uint64_t rip)
 {
@@ -273,11 +272,11 @@ static enum after serve_exit(struct machine *m)
             return LEAVE;
         }
         /* Another port, or `in`: IOPL 3 lets a program try. Linux would have sent it SIGSEGV. */
-        fault_access(m, false, 0);
+        fault_access(m, ACCESS_IO, 0);
         return m->state == RUN_READY ? AGAIN : LEAVE;
     case KVM_EXIT_MMIO:                          /* an address without memory */
         s->exits_fault++;
-        fault_access(m, true, run->mmio.phys_addr);
+        fault_access(m, ACCESS_NOWHERE, run->mmio.phys_addr);
         return m->state == RUN_READY ? AGAIN : LEAVE;
     default:
         break;
@@ -352,7 +351,7 @@ static void turn(struct machine *m)
             }
             if (e == EFAULT) {
                 s->exits_fault++;
-                fault_access(m, run->exit_reason == EXIT_MEMORY_FAULT, ((uint64_t *)&run->hw)[1]);
+                fault_access(m, ACCESS_REFUSED, 0);
                 if (m->state != RUN_READY)
                     return;
                 continue;
