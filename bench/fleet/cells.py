@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentfw.config import Config
-from agentfw.dispatch import Job, read_frame
+from agentfw.dispatch import AHEAD, Job, read_frame
 from agentfw.fleet import CELL_VMS, Fleet, Streams
 from agentfw.plugins import load_plugins
+from agentfw.pool.cells import SOON_PART
 from agentfw.programs import prepare
 from agentfw.runtime import Runtime
 
@@ -39,7 +40,7 @@ def fleet(script: Path, size: int, plugins: tuple[str, ...] = ()) -> tuple[Fleet
 @dataclass(frozen=True)
 class Warmed:
     """`each`: core-ms of a VM, `machine_each`: of all that the machine did meanwhile, `tenths`: of the VMs' first tenth, second,
-    ...; `seconds`: all of them; `latencies`: ms from a VM's RESTORE to its saying that it waits; `memory`, `memory_all`:
+    ...; `seconds`: all of them; `latencies`: ms from a VM's RESTORE to its waiting for a job; `memory`, `memory_all`:
     bytes a VM without and with the cells' own; `cell_ms`: core-ms to start a cell."""
 
     vms: int
@@ -55,7 +56,7 @@ class Warmed:
 
 
 async def warm(folder: Path, agents: int, at_once: int) -> Warmed:
-    """`agents` VMs, `at_once` of them on their way at any time."""
+    """`agents` VMs, `at_once` of them on their way at any time: one in SOON_PART runs ahead, the others sleep, as in pools."""
     script = folder / "nothing.py"
     script.write_text("")
     group, job = fleet(script, 1)
@@ -75,12 +76,17 @@ async def warm(folder: Path, agents: int, at_once: int) -> Warmed:
         async def one(number: int) -> None:
             async with turns:
                 cell, vm = group._hosts[number // CELL_VMS].cell, number % CELL_VMS
+                soon = not number % SOON_PART
                 at = time.monotonic()
-                cell.restore(vm, 1000 + number)
+                cell.restore(vm, 1000 + number, soon=soon, later=not soon)
                 async with asyncio.timeout(20):
-                    frame = await read_frame(cell.stream(vm, 3))
-                if "warm" not in frame:
-                    raise ValueError(f"VM {number} said {frame}")
+                    if soon:
+                        await cell.stream(vm, 3).send(AHEAD)
+                        frame = await read_frame(cell.stream(vm, 3))
+                        if "warm" not in frame:
+                            raise ValueError(f"VM {number} said {frame}")
+                    else:
+                        await cell.standing(vm)
                 latencies.append((time.monotonic() - at) * 1e3)
                 if len(latencies) % tenth == 0:
                     marks.append(machine.cpu().ours)

@@ -17,10 +17,12 @@ class Stream:
     def __init__(self) -> None:
         self._data = bytearray()
         self._end = False
+        self.ahead = 0
         self._changed = asyncio.Event()
 
     async def send(self, data: bytes) -> None:
         assert data == AHEAD and not self._end
+        self.ahead += 1
 
     def say(self, message: dict[str, Any]) -> None:
         body = json.dumps(message).encode()
@@ -31,10 +33,13 @@ class Stream:
         self._end = True
         self._changed.set()
 
-    async def receive(self, limit: int = 65536) -> bytes:
+    async def said(self) -> None:
         while not self._data and not self._end:
             self._changed.clear()
             await self._changed.wait()
+
+    async def receive(self, limit: int = 65536) -> bytes:
+        await self.said()
         part = bytes(self._data[:limit])
         del self._data[:limit]
         return part
@@ -56,15 +61,24 @@ class FakeCell:
         self.closed = False
         self.restores = 0
         self.soon: dict[int, bool] = {}
+        self.later: dict[int, bool] = {}
 
-    def restore(self, vm: int, pid: int, rules: bytes = b"", note: bytes = b"", soon: bool = False) -> None:
+    def restore(self, vm: int, pid: int, rules: bytes = b"", note: bytes = b"", soon: bool = False, later: bool = False) -> None:
         assert 0 <= vm < self.vms and vm not in self.live and pid >= 1000
         assert self.left.pop(vm, "clean") == "clean", "the memory of a bad end is used again"
         if self.closed or self.lost:
             raise CellError("the cell is gone")
         self.restores += 1
-        self.soon[vm] = soon
+        self.soon[vm], self.later[vm] = soon, later
+        assert soon or later, "VMs of pools run when it is their turn"
         self.live[vm] = Stream()
+
+    async def standing(self, vm: int) -> None:
+        """What makes other VMs say that they are warm makes one that was restored to run later stand."""
+        assert self.later[vm]
+        stream = self.live[vm]
+        await stream.said()
+        stream._data.clear()
 
     async def save(self, vm: int) -> Any:
         raise CellError("nothing can be saved")

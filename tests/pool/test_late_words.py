@@ -62,8 +62,8 @@ class Cell(FakeCell):
         self.signals: list[tuple[int, int]] = []
         self.last: dict[int, JobStream] = {}
 
-    def restore(self, vm: int, pid: int, rules: bytes = b"", note: bytes = b"", soon: bool = False) -> None:
-        super().restore(vm, pid, rules, note)
+    def restore(self, vm: int, pid: int, rules: bytes = b"", note: bytes = b"", soon: bool = False, later: bool = False) -> None:
+        super().restore(vm, pid, rules, note, soon, later)
         self.live[vm] = self.last[vm] = JobStream()
 
     def stream(self, vm: int, index: int) -> Any:

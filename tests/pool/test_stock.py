@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentfw.pool import stock
-from agentfw.pool.cells import SOON_PART, CellLike, Loss, Vm
+from agentfw.pool.cells import SOON_AFTER, SOON_PART, CellLike, Loss, Vm
 from agentfw.pool.groups import CELL_VMS, Group, GroupKey, Trouble
 from agentfw.pool.stock import Stock
 from agentfw.pool.templates import Prepared
@@ -410,7 +410,7 @@ def test_what_ended_is_put_back_for_the_next_of_its_group() -> None:
     pool.teardown()
 
 
-def test_some_wait_with_the_pages_of_their_jobs_and_get_them_first() -> None:
+def test_some_have_run_ahead_and_get_jobs_first_and_others_take_their_place() -> None:
     pool = ready(26)
     pool.aimed.target = 20
     pool.stock.soon(pool.aimed)
@@ -418,12 +418,17 @@ def test_some_wait_with_the_pages_of_their_jobs_and_get_them_first() -> None:
         pool.step(0.0)
         pool.get_warm(99)
     ((native, group),) = pool.cells
-    assert pool.stock.count["idle"] == 20 and sum(native.soon.values()) == CELL_VMS // SOON_PART == 4
-    for left in (3, 2, 1, 0, 0):
+    assert pool.stock.count["idle"] == 20 and sum(native.soon.values()) == CELL_VMS // SOON_PART == 2
+    assert sum(native.later.values()) == 18
+    for left in (1, 0, 0):
         group.target -= 1  # no other is made
         pool.submit("a", TEMPLATES[0], "cell", 1, [])
         assert sum(vm.soon for vm in group.idle()) == left
-    assert sum(job.vm is not None and job.vm.soon for job in pool.jobs) == 4, "the fifth got one without"
+    assert sum(job.vm is not None and job.vm.soon for job in pool.jobs) == 2, "the third got one that sleeps"
+    pool.step(SOON_AFTER * 2)
+    waked = [vm for vm in group.idle() if vm.soon]
+    assert len(waked) == 2 and all(native.later[vm.number] and native.stream(vm.number, 3).ahead == 1 for vm in waked)
+    group.target -= 1
     pool.submit("a", TEMPLATES[0], "cell", 1, [])
-    assert sum(vm.soon for vm in group.idle()) == 1, "the next that is made is ready again"
+    assert pool.jobs[-1].vm in waked
     pool.teardown()

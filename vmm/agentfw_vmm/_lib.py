@@ -86,9 +86,11 @@ class Lib(Protocol):
     AFW_EV_TRACE: int
     AFW_EV_SAVED: int
     AFW_EV_RULES: int
+    AFW_EV_STANDS: int
     AFW_CMD_BOOT: int
     AFW_CMD_RESTORE: int
     AFW_RESTORE_SOON: int
+    AFW_RESTORE_LATER: int
     AFW_CMD_SIGNAL: int
     AFW_CMD_KILL: int
     AFW_CMD_SITES: int

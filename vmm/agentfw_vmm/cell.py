@@ -52,12 +52,18 @@ class _Vm:
         self.unconnected = False  # rules refuse flows: so does the worker, should the cell forget to
         self.ruled = False  # it has got its rules, or will get none
         self.under_rules: asyncio.Future[None] | None = None  # until the cell has put them into force
+        self.stands: asyncio.Future[None] | None = None  # until the cell has made it ready to run, if that is all it was to do
 
     def enforce(self) -> None:
         """The rules are in force, or the VM is gone: its job may be sent."""
         if self.under_rules is not None and not self.under_rules.done():
             self.under_rules.set_result(None)
             self.flows[JOB].gate = None
+
+    def stand(self) -> None:
+        """It is ready to run, or gone."""
+        if self.stands is not None and not self.stands.done():
+            self.stands.set_result(None)
 
 
 class Cell:
@@ -273,7 +279,7 @@ class Cell:
         """Starts the configuration's program in VM `vm`; at its ready call it is saved to `snapshot_out`."""
         self._begin(vm, lib.AFW_CMD_BOOT, 0, rules)
 
-    def restore(self, vm: int, pid: int, rules: bytes = b"", note: bytes = b"", soon: bool = False) -> None:
+    def restore(self, vm: int, pid: int, rules: bytes = b"", note: bytes = b"", soon: bool = False, later: bool = False) -> None:
         """Starts VM `vm` from `snapshot_in`; its getpid() will be `pid`. `rules` (`compile_rules()`): what it may not do.
 
         From a SavedVm it goes on where that stood. `pid` must be another than that had; `note` is what its /proc/agentfw says.
@@ -281,8 +287,20 @@ class Cell:
         With CellConfig.recycle a VM that ended with kind "code", "signal" or "killed" is put back to the snapshot's state where
         that is certain, and made anew elsewhere (`VmStatistics.recycled` tells). Who may follow whom is the caller's decision.
         `soon`: it is among the next to get a job. What jobs write to is made ready now: less work when it comes, 1 MB until then.
+        `later`: it is not: all that the host does for it is done (`standing()`), and it runs when something is sent to it.
         """
-        self._begin(vm, lib.AFW_CMD_RESTORE, pid | (soon << lib.AFW_RESTORE_SOON), rules, note)
+        if later and isinstance(self._config.snapshot_in, SavedVm):
+            raise ValueError("a copy has its job")
+        how = soon << lib.AFW_RESTORE_SOON | later << lib.AFW_RESTORE_LATER
+        self._begin(vm, lib.AFW_CMD_RESTORE, pid | how, rules, note)
+        if later:
+            self._vms[vm].stands = self._loop.create_future()
+
+    async def standing(self, vm: int) -> None:
+        """Returns when VM `vm`, restored with `later`, is ready to run, or has ended."""
+        stands = self._vms[vm].stands
+        if stands is not None:
+            await asyncio.shield(stands)
 
     def _begin(self, vm: int, command: int, argument: int, rules: bytes, note: bytes = b"") -> None:
         if not 0 <= vm < self._config.vms:
@@ -531,6 +549,8 @@ class Cell:
             self._sites(runner, vm, record, arg, a, b, c, d)
         elif kind == lib.AFW_EV_RULES:
             record.enforce()
+        elif kind == lib.AFW_EV_STANDS:
+            record.stand()
         elif kind == lib.AFW_EV_SAVED:
             self._saver.saved(vm, a, _positive(b))
         elif kind == lib.AFW_EV_TRACE:
@@ -547,6 +567,7 @@ class Cell:
     def _exit(self, vm: int, record: _Vm, end: VmExit) -> None:
         record.live = False
         record.enforce()
+        record.stand()
         self._saver.gone(vm)
         for flow in list(record.flows.values()):
             flow.end()

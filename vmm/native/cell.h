@@ -24,7 +24,8 @@ enum afw_event_type {
     AFW_EV_ERROR = 6,                /* the cell itself failed for this VM: vm[].text says what */
     AFW_EV_TRACE = 7,                /* a = nr | where << 32, b = result, c = first argument; arg = low bits of the second */
     AFW_EV_RULES = 8,                /* VM has the rules that AFW_CMD_RULES gave it: what comes from here on is under them */
-    AFW_EV_SAVED = 9                 /* answer to AFW_CMD_SAVE: a = bytes of the file, b = 0 or -errno (save.c) */
+    AFW_EV_SAVED = 9,                /* answer to AFW_CMD_SAVE: a = bytes of the file, b = 0 or -errno (save.c) */
+    AFW_EV_STANDS = 10               /* VM, restored with AFW_RESTORE_LATER, is ready to run */
 };
 struct afw_event {
     uint32_t type;
@@ -40,11 +41,12 @@ struct afw_event {
 };                                   /* 64 bytes */
 
 #define AFW_RESTORE_SOON 32          /* a bit: its job comes at once, or will come to this VM before others: what a job writes is populated now */
+#define AFW_RESTORE_LATER 33         /* a bit: all is made ready (answer: AFW_EV_STANDS), but it is not entered before there is something for it */
 
 /* worker -> runner */
 enum afw_command_type {
     AFW_CMD_BOOT = 1,                /* vm: boot a template from the ELF file, argv and env of the configuration; b as below */
-    AFW_CMD_RESTORE = 2,             /* vm: from the configuration's snapshot; a = pid (and AFW_RESTORE_SOON), b = bytes of its struct afw_rules, 0: no rules */
+    AFW_CMD_RESTORE = 2,             /* vm: from the configuration's snapshot; a = pid (and AFW_RESTORE_*), b = bytes of its struct afw_rules, 0: no rules */
     AFW_CMD_WAKE = 3,                /* vm: the I/O window changed */
     AFW_CMD_SIGNAL = 4,              /* vm: signal a */
     AFW_CMD_KILL = 5,                /* vm: stop now; AFW_EV_EXIT follows with exit_kind AFW_EXIT_KILLED */

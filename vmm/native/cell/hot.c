@@ -4,7 +4,8 @@
  * populated it before. So a rehearsal records which pages become private, by /proc/self/pagemap, and later cells populate them: those
  * written until the VM waits for its job as it is restored, the others when its job comes, since a VM that waits is to be small.
  * Or as it is restored, too, if the worker says that it will be among the next to get one: a page that the guest has read meanwhile
- * costs four times as much, since all VMs of the process are told that it changes.
+ * costs four times as much, since all VMs of the process are told that it changes. A VM that sleeps has read none: it gets both sets when
+ * it wakes up, as cheaply as at the restore.
  */
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -76,6 +77,8 @@ static void populate(struct machine *m, const struct run *r, uint32_t n, const u
 
 void hot_restored(struct machine *m, const uint64_t *chunks)
 {
+    if (m->asleep)
+        return;
     if (m->soon && both)
         populate(m, both, n_both, chunks);
     else
@@ -87,6 +90,11 @@ void hot_job(struct machine *m, bool certain)
 {
     /* The worker's words; a guest that made them up would only be given its own memory. */
     const volatile struct afw_flow *f = &m->vm.window->flow[AFW_FLOW_JOB];
+    if (m->asleep) {
+        m->asleep = false;
+        if (both)
+            populate(m, both, n_both, m->vm.chunks);
+    }
     if (!m->hot_due || (!certain && f->rx_head == f->rx_tail))
         return;
     m->hot_due = false;

@@ -159,8 +159,10 @@ struct machine {
     bool slice_over;                             /* look whether an upcall is due before the next entry */
     bool hot_due;                                /* hot pages of a job are not populated yet */
     bool soon;                                   /* AFW_RESTORE_SOON: they are to be as it is restored */
+    bool asleep;                                 /* AFW_RESTORE_LATER, and not entered yet: no page is populated */
     bool exit_owed;                              /* ended, but the event queue was full */
     bool ruled, rules_owed;                      /* has got its rules, or will get none; AFW_EV_RULES is due, but the queue was full */
+    bool stands_owed;                            /* so is AFW_EV_STANDS */
     bool io_pending;                             /* last exit was KVM_EXIT_IO and KVM has not completed it yet */
     bool sites_wait, sites_given_up;             /* stalled in READY until the worker has answered, but not for ever */
     uint64_t deadline_sites;
@@ -338,7 +340,7 @@ void huge_pages(struct machine *m, const struct snapshot *s);   /* before there 
 /* ---- hot.c ---- */
 void hot_load(int fd);                           /* before the jail */
 void hot_restored(struct machine *m, const uint64_t *chunks);   /* before there are memslots: KVM need not be told. chunks: those that are backed */
-void hot_job(struct machine *m, bool certain);   /* its job is there, or looked for */
+void hot_job(struct machine *m, bool certain);   /* its job is there, or looked for; or it wakes up */
 void hot_parked(struct machine *m);              /* in a rehearsal: the VM waits */
 void hot_record(struct machine *m);              /* and ends; before it is closed */
 

@@ -150,7 +150,7 @@ static int machine_again(struct machine *m, uint64_t pid, uint64_t now)
                .window = vm->window, .shm = vm->shm, .memory_limit = cell.config.memory},
         .state = RUN_KEPT, .restored = true, .clean = m->clean, .next_slot = m->next_slot, .committed = m->committed, .prot = m->prot,
         .edges = m->edges, .drawn = m->drawn, .seams = m->seams, .map = m->map, .maps_room = m->maps_room, .command_ns = now, .cpu_end = ~0ull,
-        .reset_ns = m->reset_ns, .private_pages = m->private_pages, .soon = pid >> AFW_RESTORE_SOON & 1};
+        .reset_ns = m->reset_ns, .private_pages = m->private_pages, .soon = pid >> AFW_RESTORE_SOON & 1, .asleep = pid >> AFW_RESTORE_LATER & 1};
     memcpy(next.vm.chunks, vm->chunks, sizeof vm->chunks);
     *m = next;
     struct afw_vm_shm *s = vm->shm;
@@ -213,6 +213,15 @@ static int take_note(struct machine *m, uint64_t rules, uint64_t size)
     return m->vm.note ? 0 : -ENOMEM;
 }
 
+/* What the event queue had no room for, but for a VM's end */
+static void tell_owed(struct runner *r, struct machine *m)
+{
+    if (m->rules_owed && !runner_event(r, &(struct afw_event){.type = AFW_EV_RULES, .vm = m->vm.id}))
+        m->rules_owed = false;
+    if (m->stands_owed && !runner_event(r, &(struct afw_event){.type = AFW_EV_STANDS, .vm = m->vm.id}))
+        m->stands_owed = false;
+}
+
 static void start_vm(struct runner *r, const struct afw_command *c)
 {
     struct machine *m = r->machine[c->vm];
@@ -252,6 +261,7 @@ static void start_vm(struct runner *r, const struct afw_command *c)
         char error[200];
         m->restored = true;
         m->soon = c->a >> AFW_RESTORE_SOON & 1;
+        m->asleep = c->a >> AFW_RESTORE_LATER & 1 && cell.config.saved < 0;   /* a copy has its job */
         m->command_ns = now;
         if (snapshot_restore(m, (uint32_t)c->a, error, sizeof error)) {
             vm_fail(m, "%s", error);
@@ -273,6 +283,15 @@ static void start_vm(struct runner *r, const struct afw_command *c)
         return;
     }
     m->state = RUN_READY;
+    if (m->asleep) {
+        m->state = RUN_PARKED;
+        m->deadline = ~0ull;
+        m->vm.shm->state = AFW_VM_PARKED;
+        m->vm.shm->restore_ns = clock_mono() - now;
+        m->command_ns = 0;
+        m->stands_owed = true;
+        tell_owed(r, m);
+    }
 #ifdef AFW_STARTED
     AFW_STARTED(m);                              /* tests/native/state_dump.c */
 #endif
@@ -292,12 +311,6 @@ static void late_rules(struct machine *m, uint64_t size)
         return;
     }
     m->ruled = m->rules_owed = true;
-}
-
-static void tell_ruled(struct runner *r, struct machine *m)
-{
-    if (m->rules_owed && !runner_event(r, &(struct afw_event){.type = AFW_EV_RULES, .vm = m->vm.id}))
-        m->rules_owed = false;
 }
 
 static void obey(struct runner *r, const struct afw_command *c)
@@ -361,7 +374,7 @@ static void obey(struct runner *r, const struct afw_command *c)
         return;
     case AFW_CMD_RULES:
         late_rules(m, c->b);
-        tell_ruled(r, m);
+        tell_owed(r, m);
         runner_notify(r);                        /* before another VM runs: a job waits for it */
         if (vm_lives(m))
             hot_job(m, true);                    /* while the worker sends that */
@@ -398,7 +411,7 @@ static uint64_t look_around(struct runner *r)
             continue;
         if (m->exit_owed && !runner_event(r, &m->owed))
             m->exit_owed = false;
-        tell_ruled(r, m);
+        tell_owed(r, m);
         if (m->saving) {
             uint64_t until;
             save_look(m);

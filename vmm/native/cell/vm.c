@@ -78,7 +78,7 @@ void vm_forget(struct machine *m)
     vm->vfs = 0;
     vm->rules = 0;
     m->maps = 0;                                 /* their files are gone with vfs */
-    m->rules_owed = false;
+    m->rules_owed = m->stands_owed = false;
 }
 
 void vm_close(struct machine *m)
