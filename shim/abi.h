@@ -10,7 +10,7 @@
 #define AFW_ABI_H
 #include <stdint.h>
 
-#define AFW_ABI 3
+#define AFW_ABI 4
 
 /* ---- Guest address space. GVA = GPA; 2 MiB leaves, user+write+exec; GVA 0..2 MiB is not mapped (null dereferences fault,
  * and the page tables, which lie there as GPA, are out of the guest's sight). Everything runs at CPL 3. ---- */
@@ -150,7 +150,15 @@ struct afw_ctl {
     uint32_t forked;                 /* h  1: this generation goes on from where a running VM stood, 0: from the template's READY */
     uint32_t reserved_forked;
     uint64_t fork_fill;              /* g  address of AFW_FORK_FILL bytes that get random content in every VM that goes on so; 0: none */
+    /* what AFW_OP_CALL looks at; rlimit and umask are set at boot and then kept by the calls that change them */
+    uint64_t fd_table;               /* g  address of a uint64_t a descriptor: its struct file, bit 0 apart; 0: not open */
+    uint32_t fd_size;                /* g  descriptors in it */
+    uint32_t umask;                  /* h  */
+    uint64_t rlimit[32];             /* h  soft and hard of each resource */
 };
+#define AFW_FILE_HANDLE 24           /* in struct file: uint32_t, the host's handle; 0: a file of the guest's own */
+#define AFW_LOST_HANDLE 0xfffffffe   /* of the template's files in a VM made of it: nobody's handle */
+#define AFW_THREAD_NAME 0xb8         /* in struct thread: 16 bytes */
 #define AFW_FORK_FILL 2496           /* the state of Python's global random generator (MT19937) */
 #define AFW_FORK_SIGNAL 63           /* its handler, if there is one, runs in the main thread of a forked VM when that next goes on */
 
@@ -218,8 +226,16 @@ enum afw_op {
     /* the VM */
     AFW_OP_READY = 64,               /* template: save the snapshot here; -> 0 in every VM restored from it (and 1 in the template itself) */
     AFW_OP_EXIT = 65,                /* status a0 (0..255)  signal a1 (0, or the signal that killed it) */
-    AFW_OP_TRACE = 66                /* nr a0  args a1,a2,a3  result a4  a5: 1 = went to the host */
+    AFW_OP_TRACE = 66,               /* nr a0  args a1,a2,a3  result a4  a5: 1 = went to the host */
+    /* AFW_OP_CALL + n: system call n with its arguments, answered by the host (calls.c), by operations above where files are concerned.
+     * Calls of fewer than six arguments come with the calling struct thread in a5; open() with where its struct stat goes */
+    AFW_OP_CALL = 0x1000
 };
+/* What AFW_OP_CALL + openat answers, in the upper half: what the lower one is */
+#define AFW_OPENED_FILE 0            /* a handle */
+#define AFW_OPENED_FD 1              /* a descriptor: the same description under another number */
+#define AFW_OPENED_JOB 2             /* the job stream is wanted */
+#define AFW_OPENED_DEVICE 3          /* and above: /dev/null, zero, full, random, urandom; of the guest's own */
 
 /* ---- I/O window: a memslot shared by guest, cell and worker. Layout: struct afw_window, then the byte rings of the flows.
  * Flow i: guest-to-worker ring at data + i * 2 * AFW_RING, worker-to-guest ring AFW_RING behind it. ---- */

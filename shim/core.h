@@ -121,9 +121,6 @@ void put_timeval(u64 user, u64 ns);  /* or the call ends with EFAULT */
 u64 cpu_time(void);                  /* of the VM, ns */
 void cpu_time_restart(void);         /* booted or restored */
 
-/* misc.c */
-void limits_init(void);
-u64 rlimit(u64 which);               /* soft limit; which < 16 */
 
 /* random.c */
 void random_reseed(void);

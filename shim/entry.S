@@ -86,10 +86,10 @@ out:
     jmp 5b
 
 hold:                                /* a call of a descriptor's file (from io_fd on), or socket (from io_sk on) */
-    cmp %edi, fd_size
+    cmp %edi, CTL_FD_SIZE
     jbe bad
     mov %edi, %edi
-    mov fd_table, %r11
+    mov CTL_FD_TABLE, %r11
     mov (%r11,%rdi,8), %rdi
     and $-2, %rdi
     jz bad

@@ -2,8 +2,6 @@
 #include "io.h"
 #include <sys/ioctl.h>
 
-u64 *fd_table;
-u32 fd_size;
 static u32 next_ino;
 
 void *file_new(const struct ops *ops, u32 flags)

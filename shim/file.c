@@ -16,7 +16,6 @@ struct stamp {
 };
 struct ringfile {
     struct file f;
-    u64 handle;
     u64 place;
     u64 next;                        /* where the last read ended */
     u8 *ahead;                       /* AHEAD bytes, of them ahead_n from ahead_at on */
@@ -49,24 +48,17 @@ s64 fd_map_handle(int fd, u64 *handle, int *writable, int *readable)
     u32 mode = f->flags & O_ACCMODE;
     *writable = mode != O_RDONLY;
     *readable = mode != O_WRONLY;
-    if (f->ops != &ring_ops)
+    if (!f->handle)
         return -ENODEV;
     shared |= mode;
-    *handle = RING(f)->handle;
+    *handle = f->handle;
     return 0;
-}
-
-u64 ring_base(struct file *f)
-{
-    if (f->ops != &ring_ops)
-        fail(-ENOTDIR);
-    return RING(f)->handle;
 }
 
 /* A ring call with the description's handle first; failure fails the call. */
 static s64 handle_call(struct file *f, u64 x, u64 y, u64 z, u16 op)
 {
-    s64 r = ring_call(op, RING(f)->handle, x, y, z, 0, 0);
+    s64 r = ring_call(op, f->handle, x, y, z, 0, 0);
     if (r < 0)
         fail(r);
     return r;
@@ -81,22 +73,6 @@ static struct stat *stat_now(struct file *f)
         stamp(&r->stat);
     }
     return &r->st;
-}
-
-void file_stat(struct file *f, struct stat *st)
-{
-    if (f->ops == &ring_ops) {
-        *st = *stat_now(f);
-        return;
-    }
-    memset(st, 0, sizeof *st);
-    st->st_dev = 12;
-    st->st_ino = f->ino;
-    st->st_nlink = 1;
-    st->st_mode = f->ops->mode;
-    st->st_blksize = 4096;
-    if (f->ops == &dev_ops)
-        st->st_rdev = 0x100 | "\3\5\7\10\11"[f->dev];
 }
 
 static u64 place(struct file *f)
@@ -169,8 +145,8 @@ static s64 ring_write(struct file *f, struct io *io, u32 msg UNUSED, s64 pos)
 static void ring_close(struct file *f)
 {
     kfree(RING(f)->ahead);
-    if (RING(f)->handle != NEVER)
-        ring_post(AFW_OP_CLOSE, RING(f)->handle, 0, 0, 0, 0, 0);
+    if ((int)f->handle > 0)          /* not AFW_LOST_HANDLE */
+        ring_post(AFW_OP_CLOSE, f->handle, 0, 0, 0, 0, 0);
 }
 
 const struct ops ring_ops = {.size = sizeof(struct ringfile), .seek = 1, .read = ring_read, .write = ring_write, .close = ring_close};
@@ -178,26 +154,41 @@ const struct ops ring_ops = {.size = sizeof(struct ringfile), .seek = 1, .read =
 /* The host's handles are those of another VM now. */
 void ring_void(struct file *f)
 {
-    if (f->ops == &ring_ops)
-        RING(f)->handle = NEVER;
+    if (f->handle)
+        f->handle = AFW_LOST_HANDLE;
 }
 
-s64 ring_open(u64 path, u64 len, u64 flags, u64 mode, u64 base)
+/* The host says what the path means. */
+PL(openat)
 {
-    struct ringfile *r = file_new(&ring_ops, flags);
-    r->handle = NEVER;
-    if (flags & (O_CREAT | O_TRUNC))
+    struct ringfile *r = file_new(&ring_ops, c);
+    if (c & (O_CREAT | O_TRUNC))
         files_changed++;
-    s64 h = ring_call(AFW_OP_OPEN, path, len, flags & ~(u64)O_CLOEXEC, mode, base, (u64)&r->st);
+    s64 h = ring_call(AFW_OP_CALL + 257, a, b, c, d, 0, (u64)&r->st);
+    u32 kind = h >> 32;
     if (h < 0)
         return fput(&r->f, h);
-    r->handle = h;
-    if (!(flags & O_PATH))
-        r->f.flags |= 0100000;       /* O_LARGEFILE, as Linux shows it */
-    stamp(&r->stat);
-    r->f.dev = S_ISREG(r->st.st_mode) && !(flags & O_ACCMODE);
-    return fd_install(r, flags);
+    if (kind == AFW_OPENED_FILE) {
+        r->f.handle = h;
+        if (!(c & O_PATH))
+            r->f.flags |= 0100000;   /* O_LARGEFILE, as Linux shows it */
+        stamp(&r->stat);
+        r->f.dev = S_ISREG(r->st.st_mode) && !(c & O_ACCMODE);
+    } else if (kind >= AFW_OPENED_DEVICE) {
+        r->f.ops = &dev_ops;
+        r->f.dev = kind - AFW_OPENED_DEVICE;
+    } else {
+        fput(&r->f, 0);
+        if (kind == AFW_OPENED_JOB)
+            return job_open(c);
+        struct file *f = need(h);    /* files that keep no place of their own need no more */
+        f->refs++;
+        return fd_install(f, c);
+    }
+    return fd_install(r, c);
 }
+PL(open) { return sys_openat(AT_FDCWD, a, b, c, 0, 0); }
+PL(creat) { return sys_openat(AT_FDCWD, a, O_CREAT | O_WRONLY | O_TRUNC, b, 0, 0); }
 
 /* ---- calls on a descriptor ---- */
 FD(lseek)
@@ -205,7 +196,7 @@ FD(lseek)
     s64 at = b, from = 0, size;
     if (o->flags & O_PATH)
         return -EBADF;
-    if (o->ops != &ring_ops)
+    if (!o->handle)
         return o->ops == &dev_ops ? 0 : -ESPIPE;
     if (c == SEEK_CUR)
         from = place(o);
@@ -225,31 +216,15 @@ FD(lseek)
     return RING(o)->place = at;
 }
 
-/* A ring call with the descriptor's handle first; other kinds of files give `others`. */
-static s64 on_handle(struct file *o, u64 x, u64 y, u64 z, u16 op, int others)
-{
-    if (o->ops != &ring_ops)
-        return others;
-    if (o->flags & O_PATH)
-        return -EBADF;
-    if (op != AFW_OP_FLOCK)
-        files_changed++;
-    return ring_call(op, RING(o)->handle, x, y, z, 0, 0);
-}
-FD(ftruncate) { return on_handle(o, b, 0, 0, AFW_OP_TRUNCATE, -EINVAL); }
-FD(fallocate) { return on_handle(o, b, c, d, AFW_OP_FALLOCATE, -ENODEV); }
-FD(fchmod) { return on_handle(o, b & 07777, 0, 0, AFW_OP_FCHMOD, 0); }
-FD(fsync) { return on_handle(o, 0, 0, 0, AFW_OP_FSYNC, -EINVAL); }
-FD(fstatfs) { return on_handle(o, b, 0, 0, AFW_OP_STATFS, -ENOSYS); }
 FD(syncfs) { return 0; }
 FD(fadvise64) { return o->ops->seek ? 0 : -ESPIPE; }
 
 FD(flock)
 {
-    if (o->ops != &ring_ops)
+    if (!o->handle)
         return 0;
     for (;;) {
-        s64 r = ring_call(AFW_OP_FLOCK, RING(o)->handle, b, 0, 0, 0, 0);
+        s64 r = ring_call(AFW_OP_FLOCK, o->handle, b, 0, 0, 0, 0);
         if (r != -EAGAIN || b & LOCK_NB)
             return r;
         if (io_block(deadline_after(5000000)) == -EINTR)     /* nobody tells when another VM lets go */
@@ -259,7 +234,9 @@ FD(flock)
 
 FD(getdents64)
 {
-    s64 n = ring_call(AFW_OP_READDIR, ring_base(o), b, c, RING(o)->place, 0, 0), at = 0;
+    if (!o->handle)
+        return -ENOTDIR;
+    s64 n = ring_call(AFW_OP_READDIR, o->handle, b, c, RING(o)->place, 0, 0), at = 0;
     while (at < n) {                 /* struct linux_dirent64: ino, off, reclen, ... */
         RING(o)->place = *(u64 *)(b + at + 8);
         at += *(u16 *)(b + at + 16);
@@ -269,7 +246,12 @@ FD(getdents64)
 
 FD(fstat)
 {
-    struct stat st;
-    file_stat(o, &st);
-    return copy_out(b, &st, sizeof st);
+    struct stat st = {.st_dev = 12, .st_ino = o->ino, .st_nlink = 1, .st_mode = o->ops->mode, .st_blksize = 4096};
+    if (o->ops == &dev_ops)
+        st.st_rdev = 0x100 | "\3\5\7\10\11"[o->dev];
+    return copy_out(b, o->handle ? stat_now(o) : &st, sizeof st);
+}
+PL(newfstatat)
+{
+    return d & AT_EMPTY_PATH && !user_strlen(b, 1) ? sys_fstat(need(a), c, 0, 0, 0, 0) : sys_ask(a, b, c, d, e);
 }

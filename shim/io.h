@@ -81,15 +81,17 @@ struct ops {
 };
 struct file {
     const struct ops *ops;
-    u32 refs;                        /* at 8: calls.S */
+    u32 refs;                        /* at 8: entry.S */
     u32 flags;                       /* O_* */
     u32 ino;
     u32 dev;                         /* device files: which one; ring files: 1 if worth reading ahead */
+    u32 handle;                      /* at AFW_FILE_HANDLE: the host's; 0: not a ring file */
     struct waitq wq;                 /* readers, writers and pollers alike: look again */
     struct epitem *items;            /* epoll entries that watch it */
 };
-extern u64 *fd_table;                /* struct file *, bit 0: FD_CLOEXEC */
-extern u32 fd_size;
+/* struct file *, bit 0: FD_CLOEXEC. In the control page: the host looks descriptors up, too */
+#define fd_table (*(u64 **)&CTL->fd_table)
+#define fd_size CTL->fd_size
 void *file_new(const struct ops *ops, u32 flags);    /* refs 1 */
 struct file *peek(u64 fd);           /* 0: not open. Not counted: good until something blocks */
 struct file *need(u64 fd);           /* EBADF fails */
@@ -155,14 +157,10 @@ void flow_kick(volatile struct afw_flow *f);
 void flow_gflags(volatile struct afw_flow *f, u32 bits);
 int flow_error(volatile struct afw_flow *f, int otherwise);
 
-/* ---- file.c, path.c, dev.c ---- */
+/* ---- file.c, dev.c ---- */
 extern const struct ops ring_ops, dev_ops;
-extern u64 files_changed;            /* raised by what may make cached bytes and sizes stale */
-void file_stat(struct file *f, struct stat *st);
-u64 ring_base(struct file *f);       /* handle for a path's base; other kinds: ENOTDIR fails */
 void ring_void(struct file *f);      /* after a restore: its handle was the template's */
-s64 ring_open(u64 path, u64 len, u64 flags, u64 mode, u64 base);
-s64 dev_open(const char *path, u64 len, u64 flags);  /* a descriptor, or -1: not a local device */
+s64 job_open(u64 flags);             /* flow.c: /dev/agentfw */
 
 /* ---- addr.c: socket names ---- */
 struct addr {

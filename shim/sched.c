@@ -494,7 +494,6 @@ void shim_main(void)
     main_thread.tid = next_tid = CTL->pid;
     generation = CTL->generation;
     mm_init();
-    limits_init();
     cpu_time_restart();
     random_reseed();
     note_alone();

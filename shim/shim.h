@@ -62,6 +62,8 @@ static inline void ring_post(u32 op, u64 a0, u64 a1, u64 a2, u64 a3, u64 a4, u64
 }
 void ring_kick(void);                                /* out AFW_PORT_KICK */
 
+extern u64 files_changed;            /* raised by what may make bytes and sizes kept by file.c stale */
+
 /* ---- time.c ---- */
 u64 now_mono(void);
 u64 now_real(void);
@@ -95,6 +97,8 @@ void io_restored(void);                              /* at the first entry after
 s64 fd_map_handle(int fd, u64 *handle, int *writable, int *readable);   /* for mmap: the ring handle behind fd, or -EBADF, -ENODEV, -EACCES */
 void io_exit(void);                                  /* before AFW_OP_EXIT: close all */
 void io_say(const char *text, size_t n);             /* to stderr, if there is room; never blocks. (sys_write from inside a call would leave it) */
+
+s64 sys_ask(u64 a, u64 b, u64 c, u64 d, u64 e);      /* misc.c: the host answers */
 
 /* Every syscall is `s64 sys_NAME(u64 a, u64 b, u64 c, u64 d, u64 e, u64 f)`, returning -errno on failure; table.c maps numbers to
  * them (syscalls.h lists them, a line each, by half). A call that must be restarted after a signal returns -ERESTARTSYS; a

@@ -131,10 +131,11 @@ static void bind_to(struct sock *s, struct addr *a)
     else if (taken(s, a))
         fail(-EADDRINUSE);
     if (a->len && a->b[0]) {         /* a file stands for the name, as elsewhere; by its sticky bit stat() knows it */
-        s64 fd = ring_open((u64)a->b, a->len, O_CREAT | O_EXCL | O_WRONLY, S_ISVTX | 0755, AFW_CWD);
-        if (fd < 0)
-            fail(fd == -EEXIST ? -EADDRINUSE : fd);
-        fd_uninstall(fd);
+        s64 h = ring_call(AFW_OP_OPEN, (u64)a->b, a->len, O_CREAT | O_EXCL | O_WRONLY, S_ISVTX | 0755, AFW_CWD, 0);
+        if (h < 0)
+            fail(h == -EEXIST ? -EADDRINUSE : h);
+        ring_post(AFW_OP_CLOSE, h, 0, 0, 0, 0, 0);
+        files_changed++;
     }
     s->local = *a;
     s->bound = 1;

@@ -170,28 +170,3 @@ s64 sys_nanosleep(u64 request, u64 remaining)
 {
     return sys_clock_nanosleep(MONOTONIC, 0, request, remaining);
 }
-
-#define TICK (BILLION / 100)
-s64 sys_times(u64 out)
-{
-    u64 t[4] = {cpu_time() / TICK};
-    if (out)
-        copy_out(out, t, sizeof t);
-    return (s64)(now_mono() / TICK);
-}
-
-s64 sys_getrusage(u64 who, u64 out)
-{
-    u64 u[18] = {0};
-    s32 w = (s32)who;                /* -1: children; 0: all threads; 1: this one */
-    if (w < -1 || w > 1)
-        return -EINVAL;
-    if (w >= 0) {
-        u[4] = mm_peak * (PAGE / 1024);
-        u[16] = CTL->n_switch;       /* voluntary context switches */
-    }
-    copy_out(out, u, sizeof u);
-    if (w >= 0)
-        put_timeval(out, w ? thread_cpu_time(current) : cpu_time());
-    return 0;
-}

@@ -7,7 +7,6 @@
  * ENOSYS stays so: nothing of the program's calls reaches the kernel. The result is the program's (128+n for signals, 99: everybody
  * waits for nothing, 98: the harness was refused something). -p: write a "restore" (new pid, generation) when the file is opened.
  */
-#define _GNU_SOURCE
 #include <elf.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -24,6 +23,7 @@
 #include <unistd.h>
 #include <x86intrin.h>
 #include "abi.h"
+#include "calls.h"
 
 #define CTL ((volatile struct afw_ctl *)AFW_CTL)
 #define WIN ((volatile struct afw_window *)AFW_WINDOW)
@@ -112,9 +112,45 @@ static void entered(void)
     due_signals();
 }
 
+static int64_t operation(const struct afw_sqe *e);
+
+/* Guest memory is this process's; a bad address is found out by the kernel, as it is by a cell */
+static int memory(void *to, const void *from, uint64_t n)
+{
+    struct { const void *at; uint64_t n; } local = {to, n}, remote = {from, n};
+    return sys6(SYS_process_vm_readv, SYS(SYS_getpid, 0, 0, 0), (long)&local, 1, (long)&remote, 1, 0) == (long)n ? 0 : -EFAULT;
+}
+
+static int call_read(struct caller *c, void *to, uint64_t gva, uint64_t n)
+{
+    (void)c;
+    return memory(to, (void *)gva, n);
+}
+
+static int call_write(struct caller *c, uint64_t gva, const void *data, uint64_t n)
+{
+    (void)c;
+    return memory((void *)gva, data, n);
+}
+
+static int64_t call_operation(struct caller *c, const struct afw_sqe *e)
+{
+    (void)c;
+    return operation(e);
+}
+
+static uint64_t call_now(struct caller *c)
+{
+    (void)c;
+    return mono();
+}
+
 static int64_t operation(const struct afw_sqe *e)
 {
     const uint64_t *a = e->a;
+    struct caller caller = {(struct afw_ctl *)AFW_CTL, call_read, call_write, call_operation, call_now};
+    if (e->op >= AFW_OP_CALL)
+        return call_perform(&caller, e->op - AFW_OP_CALL, a);
     switch (e->op) {
     case AFW_OP_NOP:
     case AFW_OP_FLOW_KICK:
@@ -407,6 +443,7 @@ int main(int argc, char **argv)
     CTL->brk_max = CTL->brk_start + 0x1000000;
     CTL->mmap_base = CTL->brk_max;
     CTL->commit_end = COMMITTED;
+    call_boot((struct afw_ctl *)AFW_CTL);
     CTL->start_rip = e.e_entry;
     CTL->start_rsp = stack(CTL->stack_hi, argv + optind + 1, &e, phdr);
     CTL->trace = (uint32_t)trace;

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from tests.cell_peer import Handler
 
 HERE = Path(__file__).parent
+CELL = HERE.parents[1] / "vmm/native/cell"
 BLOB = HERE.parents[1] / "build/native/shim.bin"
 PROGRAMS = ["threads", "memory", "signals", "clocks", "futex", "random", "filemap", "vectors", "crowd", "registers", "faults"]
 KVM = pytest.mark.kvm
@@ -21,8 +22,17 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the harness and the guest programs."""
     out = tmp_path_factory.mktemp("shim")
     flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror"]
-    harness = ["-O1", "-fno-stack-protector", "-static-pie", "-mgeneral-regs-only", f"-I{HERE.parents[1] / 'shim'}"]
-    subprocess.run(["cc", *harness, *flags, "-o", str(out / "harness"), str(HERE / "harness.c")], check=True)
+    harness = [
+        "-O1",
+        "-fno-stack-protector",
+        "-static-pie",
+        "-mgeneral-regs-only",
+        "-D_GNU_SOURCE",
+        f"-I{HERE.parents[1] / 'shim'}",
+        f"-I{CELL}",
+    ]
+    command = ["cc", *harness, *flags, "-o", str(out / "harness"), str(HERE / "harness.c"), str(CELL / "calls.c")]
+    subprocess.run(command, check=True)
     for source in HERE.glob("*.c"):
         if source.stem != "harness":
             command = ["cc", "-O1", "-g", *flags, "-static", "-no-pie", "-pthread", "-o", str(out / source.stem), str(source)]

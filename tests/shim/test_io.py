@@ -68,7 +68,7 @@ def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = abi.read_text()
     assert "#define AFW_WINDOW 0x3c0000000 " in text
     abi.write_text(text.replace("#define AFW_WINDOW 0x3c0000000 ", "#define AFW_WINDOW 0x200000000000 "))
-    names = ["uio", "fd", "pipe", "event", "poll", "dev", "file", "path", "addr", "flow", "sock", "sockio", "sockopt"]
+    names = ["uio", "fd", "pipe", "event", "poll", "dev", "file", "addr", "flow", "sock", "sockio", "sockopt"]
     flags = ["-g", "-O1", "-std=gnu11", "-fno-omit-frame-pointer", "-fno-strict-aliasing", "-no-pie"]
     flags += ["-Wl,--defsym=ctl_page=0x204000"]
     checks = ["-fsanitize=address,undefined", "-fno-sanitize=alignment,nonnull-attribute", "-fno-sanitize-recover=all"]

@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <x86intrin.h>
+#include "calls.h"
 #include "machine.h"
 
 #define PTE_TABLE 0x27ull                        /* present, writable, user, accessed */
@@ -188,6 +189,7 @@ int boot(struct machine *m)
         vm_fail(m, "%s: arguments and environment do not fit on the stack", cell.config.program);
         return e;
     }
+    call_boot(ctl);
     ctl->start_rip = l.entry;
     ctl->start_rsp = rsp;
     boot_ctl(m, 2);

@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
+#include "calls.h"
 #include "machine.h"
 #include "rules.h"
 
@@ -147,6 +148,49 @@ static int64_t perform(struct machine *m, const struct afw_sqe *e, bool *later)
     return r;
 }
 
+/* What calls.c asks of a VM */
+struct asking {
+    struct caller caller;                        /* first */
+    struct machine *m;
+    bool ended;
+};
+
+static int asking_read(struct caller *c, void *to, uint64_t gva, uint64_t n)
+{
+    return guest_read(&((struct asking *)c)->m->vm, to, gva, n);
+}
+
+static int asking_write(struct caller *c, uint64_t gva, const void *data, uint64_t n)
+{
+    return guest_write(&((struct asking *)c)->m->vm, gva, data, n);
+}
+
+static int64_t asking_perform(struct caller *c, const struct afw_sqe *e)
+{
+    struct asking *a = (struct asking *)c;
+    bool later;
+    int64_t r = a->m->vm.rules && !a->ended ? judge(a->m, e) : 0;
+    if (r > 0 || a->ended) {                     /* nothing more is done for a VM that has ended */
+        a->ended = true;
+        return -EINTR;
+    }
+    return r ? r : perform(a->m, e, &later);
+}
+
+static uint64_t asking_now(struct caller *c)
+{
+    (void)c;
+    return clock_mono();
+}
+
+static int64_t call(struct machine *m, const struct afw_sqe *e, bool *ended)
+{
+    struct asking a = {.caller = {m->vm.ctl, asking_read, asking_write, asking_perform, asking_now}, .m = m};
+    int64_t r = call_perform(&a.caller, e->op - AFW_OP_CALL, e->a);
+    *ended = a.ended;
+    return r;
+}
+
 enum ring_result ring_consume(struct machine *m)
 {
     struct vm *vm = &m->vm;
@@ -173,13 +217,15 @@ enum ring_result ring_consume(struct machine *m)
             vm_end(m, AFW_EXIT_HOSTILE, 0, 0, "corrupt ring: READY without an answer");
             return RING_ENDED;
         }
+        bool ended = false;
         int64_t res = vm->rules ? judge(m, &e) : 0;
-        if (res > 0)
-            return RING_ENDED;
+        later = false;
         if (!res)
-            res = perform(m, &e, &later);
+            res = e.op >= AFW_OP_CALL ? call(m, &e, &ended) : perform(m, &e, &later);
         else
-            later = false;
+            ended = res > 0;
+        if (ended)
+            return RING_ENDED;
         if (later)
             return RING_STALLED;
         vm->shm->ring_ops++;

@@ -6,7 +6,7 @@
  *   share.c    CPU time: whom it is charged to, limits, whose turn is next
  *   vm.c       create, enter, exits, kill; boot.c: tables, segments, cpuid, MSRs; elf.c: images, stack, auxv
  *   memory.c   host backing, memslots, commit/zero/protect, checked access to guest memory
- *   ring.c     consuming the SQ, completing, dispatch to the op's file
+ *   ring.c     consuming the SQ, completing, dispatch to the op's file; calls.c: system calls that the shim hands on
  *   flow.c     FLOW_OPEN / FLOW_KICK to events
  *   fault.c    exceptions and EFAULT to upcalls or reports
  *   snapshot.c save, restore.c check, restore; recycle.c: a VM that ended becomes one just restored
