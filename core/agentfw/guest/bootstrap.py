@@ -465,8 +465,14 @@ def _leave(status: int) -> typing.NoReturn:
     os._exit(status)
 
 
+ONE_PROCESS = (
+    "a guest of agentfw is one process: no fork, no exec (inside it use threads or asyncio; "
+    "for more agents `agentfw submit` or agentfw.Pool, for copies of this one the pool's fork)"
+)
+
+
 def _no_process(*args: object, **kwargs: object) -> typing.NoReturn:
-    raise OSError(errno.ENOSYS, "a guest of agentfw is one process: no fork, no exec")
+    raise OSError(errno.ENOSYS, ONE_PROCESS)
 
 
 def _one_process() -> None:
