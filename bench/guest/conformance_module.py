@@ -13,8 +13,8 @@ print goes to stderr; on stdout is one JSON array a line:
     ["skipped", TEXT]
     ["whole", SECONDS]                                it was run to its end
 
-OUTCOME: "passed", "failed", "error", "skipped", "expected failure", "unexpected success". CHILDREN: whether this case had, or
-waited for, child processes. Set-ups of classes and modules are cases, if they do not succeed.
+OUTCOME: "passed", "failed", "error", "skipped", "expected failure", "unexpected success". CHILDREN: whether this case, or its
+class's set-up, had or waited for child processes. Set-ups of classes and modules are cases, if they do not succeed.
 """
 
 from __future__ import annotations
@@ -103,20 +103,24 @@ class Result(unittest.TestResult):
         self._case = ""
         self._told: tuple[str, str] | None = None
         self._since = 0.0
-        self._before: tuple[float, ...] = ()
+        self._before = _waited_for()
+        self._parents: set[type] = set()
 
     def startTest(self, test: Any) -> None:
         super().startTest(test)
         self._case = self._names.get(id(test)) or _name(test)
         self._told = None
         self._report.tell("start", self._case)
-        self._before = _waited_for()
+        if _waited_for() != self._before:  # in the set-up of its class
+            self._parents.add(type(test))
+            self._before = _waited_for()
         self._since = time.monotonic()
 
     def stopTest(self, test: Any) -> None:
         outcome, text = self._told or ("passed", "")
         seconds = round(time.monotonic() - self._since, 3)
-        children = _waited_for() != self._before or _has_children()
+        waited, self._before = self._before, _waited_for()
+        children = waited != self._before or _has_children() or type(test) in self._parents
         self._report.tell("end", self._case, outcome, text, seconds, children)
         self._case = ""
         super().stopTest(test)

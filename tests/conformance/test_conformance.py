@@ -77,7 +77,11 @@ def test_all_that_may_differ_is_seen(bench: Run, tmp_path: Path) -> None:
         "test_m_subtest_fails_in_vm": "failed",
         "test_missing_in_vm": "missing",
     }
-    assert [each["case"].rpartition(".")[2] for each in found["subprocess"]] == ["test_g_has_a_child"]
+    assert [each["case"].rpartition(".")[2] for each in found["subprocess"]] == [
+        "test_g_has_a_child",
+        "test_g_would_have_a_child",
+        "test_n_skipped_in_vm",
+    ]
     assert "one process" in found["subprocess"][0]["text"]
     assert found["unsteady"] == []
     assert sorted(found["excluded"]) == ["sample.Sample.test_j_known", "sample.Sample.test_k_stale"]

@@ -36,6 +36,10 @@ class Sample(unittest.TestCase):
     def test_g_has_a_child(self):
         subprocess.run(["/bin/true"], check=True)
 
+    def test_g_would_have_a_child(self):
+        with self.assertRaises(FileNotFoundError):
+            os.execv("/nowhere", ["nowhere"])
+
     def test_h_fails_everywhere(self):
         self.fail()
 
@@ -66,3 +70,18 @@ class SetUp(unittest.TestCase):
 
     def test_missing_in_vm(self):
         pass
+
+
+class SetUpHasChild(unittest.TestCase):
+    """What a class's set-up needs a child process for."""
+
+    @classmethod
+    def setUpClass(cls):
+        try:
+            cls.found = not subprocess.run(["/bin/true"]).returncode
+        except OSError:
+            cls.found = False
+
+    def test_n_skipped_in_vm(self):
+        if not self.found:
+            self.skipTest("nothing found")
