@@ -29,7 +29,8 @@ PYTHONS = ((3, 11), (3, 14))
 """First and last CPython that the guest's code is tested with."""
 
 _LIBRARIES = ("/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/usr/lib/locale", "/usr/lib/ssl")
-_SHARED = ("/usr/share/zoneinfo", "/usr/share/ca-certificates", "/usr/local/share/ca-certificates", "/etc/ssl/certs",
+_SHARED = ("/usr/share/zoneinfo", "/usr/share/tcltk", "/usr/share/ca-certificates", "/usr/local/share/ca-certificates",
+           "/etc/ssl/certs",
            "/etc/ssl/openssl.cnf", "/etc/pki/ca-trust/extracted", "/etc/pki/tls/certs", "/etc/ld.so.cache", "/etc/localtime",
            "/etc/mime.types", "/etc/services", "/etc/protocols", "/etc/os-release")  # fmt: skip
 _FILES = {
