@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import marshal
 import secrets
 import struct
@@ -11,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
 from agentfw_vmm import GuestFlow
 
 from .guestfs import HOME
@@ -23,6 +23,8 @@ FRAME_MAX = 1 << 16
 """Bytes of a frame that a guest sends."""
 
 _LARGE = 1 << 18
+
+_decode = msgspec.json.decode
 
 Mode = Literal["script", "module", "code", "stdin"]
 
@@ -96,42 +98,82 @@ def template_environment(env: Mapping[str, str]) -> dict[str, str]:
     return {**default_environment(), **_START_ENVIRONMENT, **chosen}
 
 
+class Frames:
+    """What a guest says on its job stream, put together again from the pieces in which it comes."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self) -> None:
+        self._data = b""
+
+    def add(self, data: bytes) -> dict[str, Any] | None:
+        """-> a frame that is whole now; None: none is. What follows it is for the next call. The guest writes it: ValueError."""
+        data = self._data + data if self._data else data
+        self._data = data
+        if len(data) < 4:
+            return None
+        size = int.from_bytes(data[:4], "little")
+        if size > FRAME_MAX:
+            raise ValueError(f"frame of {size} bytes")
+        if len(data) < 4 + size:
+            return None
+        self._data = data[4 + size :]
+        try:
+            message = _decode(data[4 : 4 + size])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise ValueError("frame is no JSON") from None
+        if not isinstance(message, dict):
+            raise ValueError("frame is no object")
+        return message
+
+
+class Handover:
+    """A job in, its acknowledgement out; for who waits for neither (`hand_over()` does)."""
+
+    __slots__ = ("_ack", "_frames")
+
+    def __init__(self) -> None:
+        self._ack = secrets.token_hex(16)
+        self._frames = Frames()
+
+    async def frame(self, job: Job) -> bytes:
+        """What is to be sent. What is large is written down elsewhere: meanwhile others have the loop."""
+        return job.frame(self._ack) if job.size() < _LARGE else await asyncio.to_thread(job.frame, self._ack)
+
+    def said(self, data: bytes) -> bool:
+        """The guest said this; -> whether it is the end of the acknowledgement: the program begins now. ValueError: it is none of
+        this job."""
+        answer = self._frames.add(data)
+        if answer is not None and "warm" in answer:  # said by a restored VM that waits for its job
+            answer = self._frames.add(b"")
+        if answer is None:
+            return False
+        if answer.get("ready") != self._ack:
+            raise ValueError("wrong acknowledgement")
+        return True
+
+
 async def hand_over(stream: GuestFlow, job: Job) -> None:
     """The job in, the acknowledgement out: the program begins now. EOFError, BrokenPipeError: the VM is gone; ValueError: what it
     says is no acknowledgement of this job; TimeoutError: nothing for `ACK_SECONDS`."""
-    ack = secrets.token_hex(16)
+    handover = Handover()
     async with asyncio.timeout(ACK_SECONDS):
-        # What is large is written down elsewhere: meanwhile others have the loop.
-        frame = job.frame(ack) if job.size() < _LARGE else await asyncio.to_thread(job.frame, ack)
-        await stream.send(frame)
-        answer = await read_frame(stream)
-        if "warm" in answer:  # said by a restored VM that waits for its job
-            answer = await read_frame(stream)
-    if answer.get("ready") != ack:
-        raise ValueError("wrong acknowledgement")
+        await stream.send(await handover.frame(job))
+        while not handover.said(await _some(stream)):
+            pass
 
 
 async def read_frame(stream: GuestFlow) -> dict[str, Any]:
-    """One frame of the job stream. The guest writes it: EOFError, ValueError."""
-    head = await _exactly(stream, 4)
-    (size,) = struct.unpack("<I", head)
-    if size > FRAME_MAX:
-        raise ValueError(f"frame of {size} bytes")
-    data = await _exactly(stream, size)
-    try:
-        message = json.loads(data)
-    except RecursionError:
-        raise ValueError("frame is nested too deeply") from None
-    if not isinstance(message, dict):
-        raise ValueError("frame is no object")
-    return message
+    """One frame of the job stream, of a guest that says no more until it is told something. EOFError; ValueError."""
+    frames = Frames()
+    while True:
+        frame = frames.add(await _some(stream))
+        if frame is not None:
+            return frame
 
 
-async def _exactly(stream: GuestFlow, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        part = await stream.receive(size - len(data))
-        if not part:
-            raise EOFError
-        data += part
+async def _some(stream: GuestFlow) -> bytes:
+    data = await stream.receive()
+    if not data:
+        raise EOFError
     return data

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import marshal
 import struct
 from collections.abc import Callable
@@ -13,7 +12,6 @@ from typing import Any
 
 import pytest
 from agentfw.agents import Agent
-from agentfw.dispatch import AHEAD
 from agentfw.pool import forks
 from agentfw.pool.groups import GroupKey
 from agentfw.pool.jobs import Job, JobResult, Limits, PoolError
@@ -25,30 +23,12 @@ from agentfw.testing import make_runtime
 from agentfw_vmm import CellHandler
 
 from .engines import Heard
-from .fake_cells import FakeCell, Stream
+from .fake_cells import FakeCell, Stream, frame
 
 KEY = GroupKey("a", Prepared("plain", None, Path(), b"", {}, {}), "cell")  # type: ignore[arg-type]
 
 
 class JobStream(Stream):
-    """`held`: what is said from here on is not read before it is set, as with a VM whose other flows come first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.held = asyncio.Event()
-        self.held.set()
-        self.sent = b""
-
-    async def send(self, data: bytes) -> None:
-        self.sent += b"" if data == AHEAD else data
-
-    async def receive(self, limit: int = 65536) -> bytes:
-        part = await super().receive(limit)
-        await self.held.wait()
-        return part
-
-    def send_eof(self) -> None: ...
-
     @property
     def ack(self) -> str:
         return str(marshal.loads(self.sent[4:])["ack"])
@@ -70,7 +50,7 @@ class Cell(FakeCell):
         if index == 3:
             return self.last[vm]
         quiet = JobStream()
-        quiet._data += self.output if index == 1 else b""
+        quiet.write_out(self.output if index == 1 else b"")
         quiet.end()
         return quiet
 
@@ -96,8 +76,7 @@ def garbage(ack: str) -> bytes:
 
 
 def acknowledged(ack: str) -> bytes:
-    body = json.dumps({"ready": ack}).encode()
-    return struct.pack("<I", len(body)) + body
+    return frame({"ready": ack})
 
 
 class Pool:
@@ -136,13 +115,13 @@ def test_the_next_job_is_left_alone(words: Callable[[str], bytes], kind: str) ->
     async def main() -> None:
         pool = Pool()
         first, end, cell, stream = await pool.start()
-        stream.held.clear()
+        stream.held = True
         first.signal(15)
-        stream._data += words(stream.ack)
+        stream.write_out(words(stream.ack))
         cell.exit(0, "code")
         second, other, _, next_stream = await pool.start()
         assert next_stream is not stream
-        stream.held.set()
+        stream.release()
         assert (await end).kind == kind
         assert not cell.killed and not cell.signals and not other.done()
         assert cell.restores == 2 and not first.running and not second.running
@@ -157,8 +136,7 @@ def test_what_is_killed_while_it_is_saved_has_no_copies() -> None:
     async def main() -> None:
         pool = Pool()
         run, end, cell, stream = await pool.start()
-        stream._data += acknowledged(stream.ack)
-        stream._changed.set()
+        stream.write_out(acknowledged(stream.ack))
         await until(lambda: run.running)
         saving = asyncio.ensure_future(forks.save(run, KEY))
         await cell.saving.wait()
@@ -190,8 +168,7 @@ def test_who_has_the_first_output_of_a_job_finds_it_running() -> None:
         for _ in range(20):
             await asyncio.sleep(0)
         assert not heard.out and not run.running
-        stream._data += acknowledged(stream.ack)
-        stream._changed.set()
+        stream.write_out(acknowledged(stream.ack))
         await heard.line.wait()
         assert heard.out == "a line\n" and run.running and heard.began.is_set()
         cell.exit(0, "code")

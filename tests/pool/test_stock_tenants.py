@@ -57,7 +57,7 @@ def test_cells_are_not_started_faster_than_they_end() -> None:
                 for cell in cells:
                     cell.obey()
                     for stream in cell.live.values():
-                        if not stream._data and not stream._end:
+                        if not stream._data and not stream.gone:
                             stream.say({"warm": 1})
 
         stock = Stock(4, start, terms=lambda tenant: (1.0, None), runners=lambda vms: 1, recycle=True)

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Literal
 
 from . import _lib, report, saved, sites, trace
-from ._lib import CELL_PROGRAM, FLOW_FIRST, QUEUE, RING, CommandStruct, Worker, lib, take, view
+from ._lib import CELL_PROGRAM, FLOW_FIRST, QUEUE, RING, Worker, lib, take, view
 from .cell_log import CellLog
 from .config import CellConfig, Mount, encode
 from .errors import CellError
 from .flows import GuestFlow, asked
 from .handler import CellHandler
+from .life import JOB, Life
 from .report import VmExit, VmStatistics, rate
 from .rules import refuses_connections
 from .saved import SavedVm, Saver
-from .turns import Turns
 
 logger = logging.getLogger("agentfw.vmm")
 
@@ -34,36 +34,10 @@ _START_SECONDS = 30.0
 _QUIT_SECONDS = 2.0
 _MOST_SECONDS = 1e9  # of CPU time, in a limit
 _CPUCLOCK_SCHED = 2  # clock ids of processes: ~pid << 3 | this (clock_getcpuclockid(3))
-JOB = 3  # the job stream
+_EMPTY_SECONDS = 1.0
 _NOTES = 20  # log lines about one life of a VM
 #: The only names of our environment that a cell gets: settings of the sanitizers, for builds with them.
 _SANITIZER_ENV = ("ASAN_OPTIONS", "UBSAN_OPTIONS", "LSAN_OPTIONS")
-
-
-class _Vm:
-    """One life of a VM."""
-
-    def __init__(self) -> None:
-        self.live = True
-        self.flows: dict[int, GuestFlow] = {}
-        self.sites = sites.Budget()
-        self.turns = Turns()
-        self.notes = 0
-        self.unconnected = False  # rules refuse flows: so does the worker, should the cell forget to
-        self.ruled = False  # it has got its rules, or will get none
-        self.under_rules: asyncio.Future[None] | None = None  # until the cell has put them into force
-        self.stands: asyncio.Future[None] | None = None  # until the cell has made it ready to run, if that is all it was to do
-
-    def enforce(self) -> None:
-        """The rules are in force, or the VM is gone: its job may be sent."""
-        if self.under_rules is not None and not self.under_rules.done():
-            self.under_rules.set_result(None)
-            self.flows[JOB].gate = None
-
-    def stand(self) -> None:
-        """It is ready to run, or gone."""
-        if self.stands is not None and not self.stands.done():
-            self.stands.set_result(None)
 
 
 class Cell:
@@ -89,10 +63,10 @@ class Cell:
         self._pidfd = -1
         self._cpu_seconds = 0.0
         self._log = CellLog()
-        self._vms: dict[int, _Vm] = {}
+        self._vms: dict[int, Life] = {}
         self._events = _lib.new_events(QUEUE)
         self._event_bytes = view(self._events, QUEUE * _EVENT.size)
-        self._pending: list[list[CommandStruct]] = [[] for _ in runners]
+        self._pending: list[list[tuple[int, int, int, int, int]]] = [[] for _ in runners]
         self._flush_due = False
         self._retry: asyncio.TimerHandle | None = None
         self._closing = False
@@ -293,14 +267,11 @@ class Cell:
             raise ValueError("a copy has its job")
         how = soon << lib.AFW_RESTORE_SOON | later << lib.AFW_RESTORE_LATER
         self._begin(vm, lib.AFW_CMD_RESTORE, pid | how, rules, note)
-        if later:
-            self._vms[vm].stands = self._loop.create_future()
+        self._vms[vm].stands = not later
 
     async def standing(self, vm: int) -> None:
-        """Returns when VM `vm`, restored with `later`, is ready to run, or has ended."""
-        stands = self._vms[vm].stands
-        if stands is not None:
-            await asyncio.shield(stands)
+        """Returns when VM `vm`, restored with `later`, is ready to run, or has ended. The handler is told, too."""
+        await self._vms[vm].standing()
 
     def _begin(self, vm: int, command: int, argument: int, rules: bytes, note: bytes = b"") -> None:
         if not 0 <= vm < self._config.vms:
@@ -309,19 +280,14 @@ class Cell:
             raise ValueError(f"VM {vm} is running")
         if self._closing or self._failed is not None:
             raise CellError(self._failed or "the cell is closed")
-        error = lib.afw_window_reset(self.worker, vm)
-        if error < 0:
-            raise CellError(f"I/O window of VM {vm}: {os.strerror(-error)}")
-        error = lib.afw_worker_rules(self.worker, vm, rules + note, len(rules + note))
-        if error < 0:
-            raise CellError(f"rules of VM {vm}: {os.strerror(-error)}")
-        record = self._vms[vm] = _Vm()
+        _check(lib.afw_window_reset(self.worker, vm, True), "I/O window", vm)
+        if rules or note:
+            _check(lib.afw_worker_rules(self.worker, vm, rules + note, len(rules + note)), "rules", vm)
+        record = self._vms[vm] = Life()
         record.unconnected = refuses_connections(rules)
         record.ruled = bool(rules) or command == lib.AFW_CMD_BOOT
-        for index in range(FLOW_FIRST):
-            record.flows[index] = GuestFlow(self, vm, index, "tcp", "", 0, record.turns)
         if isinstance(self._config.snapshot_in, SavedVm):
-            record.flows[JOB].close()  # it has its job
+            self.stream(vm, JOB).close()  # it has its job
         self._command(vm % self._config.runners, command, vm, argument, c=len(note), b=len(rules))
 
     async def save(self, vm: int) -> SavedVm:
@@ -349,15 +315,13 @@ class Cell:
             return
         if record.ruled:
             raise ValueError(f"VM {vm} has its rules")
-        error = lib.afw_worker_rules(self.worker, vm, rules, len(rules))
-        if error < 0:
-            raise CellError(f"rules of VM {vm}: {os.strerror(-error)}")
+        _check(lib.afw_worker_rules(self.worker, vm, rules, len(rules)), "rules", vm)
         record.ruled = True
         record.unconnected = refuses_connections(rules)
         if not rules:
             return
         record.under_rules = self._loop.create_future()
-        record.flows[JOB].gate = record.under_rules
+        self.stream(vm, JOB).gate = record.under_rules
         self._command(vm % self._config.runners, lib.AFW_CMD_RULES, vm, b=len(rules))
 
     def live(self, vm: int) -> bool:
@@ -416,9 +380,15 @@ class Cell:
         """Stream 0 (stdin), 1 (stdout), 2 (stderr) or 3 (job) of the VM's present or last life."""
         if not 0 <= index < FLOW_FIRST:
             raise ValueError(f"stream {index}")
-        if vm not in self._vms:
+        record = self._vms.get(vm)
+        if record is None:
             raise ValueError(f"VM {vm} was never started")
-        return self._vms[vm].flows[index]
+        flow = record.flows.get(index)
+        if flow is None:  # made when somebody wants it: of a thousand VMs that wait for a job nobody does
+            flow = record.flows[index] = GuestFlow(self, vm, index, "tcp", "", 0, record.turns)
+            if not record.live:
+                flow.end(nothing=self._gone.done())
+        return flow
 
     def statistics(self, vm: int) -> VmStatistics:
         return report.statistics(self._shared(vm))
@@ -472,9 +442,7 @@ class Cell:
     # -- commands
 
     def _command(self, runner: int, kind: int, vm: int, a: int = 0, c: int = 0, b: int = 0) -> None:
-        command = _lib.new_command()
-        command.type, command.vm, command.a, command.b, command.c = kind, vm, a, b, c
-        self._pending[runner].append(command)
+        self._pending[runner].append((kind, vm, a, b, c))
         self.changed()
 
     def _flush(self) -> None:
@@ -484,7 +452,7 @@ class Cell:
         left = False
         for runner, pending in enumerate(self._pending):
             sent = 0
-            while sent < len(pending) and lib.afw_worker_command(self.worker, runner, pending[sent]) == 0:
+            while sent < len(pending) and lib.afw_worker_command(self.worker, runner, *pending[sent]) == 0:
                 sent += 1
             del pending[:sent]
             left = left or bool(pending)
@@ -549,8 +517,8 @@ class Cell:
             self._sites(runner, vm, record, arg, a, b, c, d)
         elif kind == lib.AFW_EV_RULES:
             record.enforce()
-        elif kind == lib.AFW_EV_STANDS:
-            record.stand()
+        elif kind == lib.AFW_EV_STANDS and record.stand():
+            self._call(self._handler.vm_ready, vm, 0, 0)
         elif kind == lib.AFW_EV_SAVED:
             self._saver.saved(vm, a, _positive(b))
         elif kind == lib.AFW_EV_TRACE:
@@ -564,7 +532,7 @@ class Cell:
         lib.afw_worker_vm(self.worker, vm, copy)
         return copy
 
-    def _exit(self, vm: int, record: _Vm, end: VmExit) -> None:
+    def _exit(self, vm: int, record: Life, end: VmExit) -> None:
         record.live = False
         record.enforce()
         record.stand()
@@ -572,17 +540,23 @@ class Cell:
         for flow in list(record.flows.values()):
             flow.end()
         if not self._closing and self._failed is None:
-            lib.afw_window_reset(self.worker, vm)  # 16 MiB, if it wrote to all of it: its place may stay empty
+            self._loop.call_later(_EMPTY_SECONDS, self._empty, vm, record)
         self._call(self._handler.vm_exited, vm, end)
 
-    def _flow_open(self, vm: int, record: _Vm, index: int, a: int, b: int, c: int) -> None:
+    def _empty(self, vm: int, record: Life) -> None:
+        """Its place has stayed so: its window goes, 16 MiB if it wrote to all of it."""
+        if self._vms.get(vm) is record and not self._closing and self._failed is None:
+            for index in range(FLOW_FIRST):
+                self.stream(vm, index)  # keeps what it sent
+            lib.afw_window_reset(self.worker, vm, False)
+
+    def _flow_open(self, vm: int, record: Life, index: int, a: int, b: int, c: int) -> None:
         if index < FLOW_FIRST or index in record.flows:
             self.note(vm, f"opened flow {index}, which is in use: killed")
             self.kill(vm)
             return
         kind, address, port, error = asked(a, b, c)
-        if record.unconnected:
-            error = errno.EPERM
+        error = errno.EPERM if record.unconnected else error
         flow = GuestFlow(self, vm, index, kind, address, port, record.turns)
         record.flows[index] = flow
         lib.afw_flow_accept(self.worker, vm, index)
@@ -591,7 +565,7 @@ class Cell:
         else:
             self._call(self._handler.flow_opened, flow)
 
-    def _sites(self, runner: int, vm: int, record: _Vm, kind: int, address: int, size: int, request: int, offset: int) -> None:
+    def _sites(self, runner: int, vm: int, record: Life, kind: int, address: int, size: int, request: int, offset: int) -> None:
         area = lib.afw_worker_site_area(self.worker, runner)
         if not record.sites.admit(size):
             self._command(runner, lib.AFW_CMD_SITES, vm, 0, request)
@@ -614,6 +588,11 @@ class Cell:
             function(*arguments)
         except Exception:
             logger.exception("cell %d: handler failed", self.pid)
+
+
+def _check(result: int, what: str, vm: int) -> None:
+    if result < 0:
+        raise CellError(f"{what} of VM {vm}: {os.strerror(-result)}")
 
 
 def _positive(b: int) -> int:

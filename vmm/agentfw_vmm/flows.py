@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import socket
 import struct
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 from ._lib import RING, Bytes, DgramStruct, Worker, lib, new_datagram, pointer, take, view
 from .turns import Turns
+
+_TELL_ABOVE = RING // 4  # bytes that were there: the library has the guest told of the room (flow.c)
+
+logger = logging.getLogger("agentfw.vmm")
 
 
 class FlowHost(Protocol):
@@ -35,6 +41,9 @@ class GuestFlow:
     the ring can still be received, then the stream ends.
     """
 
+    __slots__ = ("__weakref__", "_broken", "_closed", "_closers", "_free", "_host", "_listener", "_rest", "_turns", "_waiters",
+                 "address", "gate", "index", "kind", "port", "vm")  # fmt: skip
+
     def __init__(
         self, host: FlowHost, vm: int, index: int, kind: Literal["tcp", "udp"], address: str, port: int, turns: Turns
     ) -> None:
@@ -51,6 +60,7 @@ class GuestFlow:
         self._waiters: list[asyncio.Future[None]] = []
         self._closers: list[asyncio.Future[None]] = []
         """Who waits for the end alone: not to be woken at each move of the rings."""
+        self._listener: Callable[[], None] | None = None
         self._turns = turns
         self.gate: asyncio.Future[None] | None = None
         """Nothing is sent before it is done: the cell has not put the VM's rules into force yet."""
@@ -87,22 +97,53 @@ class GuestFlow:
             raise ValueError(f"receive of {limit} bytes")
         await self.turn()
         while True:
-            if self._rest is not None:
-                data, self._rest = self._rest[:limit], self._rest[limit:]
+            data = self.read(limit)
+            if data is not None:
                 return data
-            if self._closed or self._broken:
-                return b""
-            host = self._host
-            count = lib.afw_flow_read(host.worker, self.vm, self.index, host.scratch, min(limit, RING))
-            if count > 0:
-                host.changed()
-                return take(host.scratch, count)
-            if count == -errno.EAGAIN:
-                await self._wait()
-            elif count == -errno.ENODATA:
-                return b""
-            else:
-                self._hostile("send ring")
+            await self._wait()
+
+    def read(self, limit: int = RING) -> bytes | None:
+        """What is there, at most `limit` bytes, b"" at the end as `receive()` gives it; None: nothing yet.
+
+        At once and without a turn: for who reads all that there is, and no more, each time that it is told (`listen()`).
+        """
+        if self._rest is not None:
+            data, self._rest = self._rest[:limit], self._rest[limit:]
+            return data
+        if self._closed or self._broken:
+            return b""
+        host = self._host
+        most = limit if limit < RING else RING
+        count = lib.afw_flow_read(host.worker, self.vm, self.index, host.scratch, most)
+        if count > 0:
+            if count == most or count > _TELL_ABOVE:
+                host.changed()  # the guest may wait for room
+            return take(host.scratch, count)
+        if count == -errno.EAGAIN:
+            return None
+        if count != -errno.ENODATA:
+            self._hostile("send ring")
+        return b""
+
+    def listen(self, listener: Callable[[], None] | None) -> None:
+        """Instead of `receive()` and without a task: called whenever the guest says that there is more, and at the end; not for
+        what is there already. None: no more."""
+        self._listener = listener
+
+    @property
+    def gone(self) -> bool:
+        """The VM is: what can be read is all that there will be, and nobody will be told."""
+        return self._rest is not None
+
+    def write(self, data: bytes) -> int:
+        """As much of it as there is room for, at once; -> bytes. 0 also if the guest takes no more, or its rules are awaited."""
+        if not self._live() or self.gate is not None:
+            return 0
+        count = lib.afw_flow_write(self._host.worker, self.vm, self.index, pointer(data), len(data))
+        if count <= 0:
+            return 0
+        self._host.changed()
+        return count
 
     async def send(self, data: bytes | bytearray | memoryview) -> None:
         """Returns once all of it is in the ring. BrokenPipeError if the guest closed, reads no more, or is gone."""
@@ -223,12 +264,12 @@ class GuestFlow:
             self._discard()
         self._wake()
 
-    def end(self) -> None:
-        """The VM is gone: keep what it sent, touch its memory no more."""
+    def end(self, nothing: bool = False) -> None:
+        """The VM is gone: keep what it sent, touch its memory no more. `nothing`: that is gone, too."""
         if self._rest is not None:
             return
         rest = b""
-        if self.kind == "tcp" and not self._closed and not self._broken:
+        if self.kind == "tcp" and not self._closed and not self._broken and not nothing:
             count = lib.afw_flow_read(self._host.worker, self.vm, self.index, self._host.scratch, RING)
             if count > 0:
                 rest = take(self._host.scratch, count)
@@ -284,6 +325,11 @@ class GuestFlow:
         _release(self._waiters)
         if self._closers and self._over():
             _release(self._closers)
+        if self._listener is not None:
+            try:
+                self._listener()
+            except Exception:  # its own; who tells of events goes on
+                logger.exception("%r: a listener failed", self)
 
 
 def asked(a: int, b: int, c: int) -> tuple[Literal["tcp", "udp"], str, int, int]:

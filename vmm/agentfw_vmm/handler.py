@@ -12,7 +12,8 @@ class CellHandler(Protocol):
     """What a cell tells its owner, from the event loop. Must not block; exceptions are logged."""
 
     def vm_ready(self, vm: int, snapshot_bytes: int, error: int) -> None:
-        """A booted VM made its ready call. `error` 0: the snapshot was saved; else the errno that prevented it."""
+        """A booted VM made its ready call. `error` 0: the snapshot was saved; else the errno that prevented it. Or one that was
+        restored to run later stands ready to run."""
 
     def flow_opened(self, flow: GuestFlow) -> None:
         """The guest connects: call `opened()` or `failed()`, and `close()` in the end."""

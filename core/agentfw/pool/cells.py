@@ -15,11 +15,12 @@ import errno
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, Protocol
 
 from agentfw_vmm import CellError, CellHandler, GuestFlow, SavedVm, VmExit, VmStatistics
 
-from ..dispatch import AHEAD, read_frame
+from ..dispatch import AHEAD, Frames
 from ..lives import KILL_SECONDS
 from .shares import Limited
 
@@ -48,7 +49,6 @@ class CellLike(Limited, Protocol):
     def restore(
         self, vm: int, pid: int, rules: bytes = b"", note: bytes = b"", soon: bool = False, later: bool = False
     ) -> None: ...
-    async def standing(self, vm: int) -> None: ...
     async def save(self, vm: int) -> SavedVm: ...
     def rules(self, vm: int, rules: bytes) -> None: ...
     def signal(self, vm: int, number: int) -> None: ...
@@ -113,7 +113,8 @@ class Lane:
 class Vm:
     """A place for a VM in a cell."""
 
-    __slots__ = ("born", "cell", "hurry", "kept", "lane", "life", "number", "soon", "state", "user", "warm_cpu")
+    __slots__ = ("begun", "born", "cell", "frames", "hurry", "kept", "lane", "life", "number", "soon", "state", "user",
+                 "warm_cpu")  # fmt: skip
 
     def __init__(self, cell: PoolCell, number: int, lane: Lane) -> None:
         self.cell = cell
@@ -130,6 +131,10 @@ class Vm:
         """A job waits for it."""
         self.soon = False
         """It has run, and what jobs write to is there already: the first to get one."""
+        self.begun = 0.0
+        """When its restore was asked for."""
+        self.frames: Frames | None = None
+        """Of what it said, if that did not come whole."""
         self.user: User | None = None
         self.warm_cpu = 0
         """Nanoseconds of CPU time that it took to get warm: not its job's."""
@@ -139,6 +144,8 @@ class Vm:
     def become(self, state: State) -> None:
         """The only way to another state: all who count are told."""
         old, self.state = self.state, state
+        if self.soon and old in ("warming", "idle") and state not in ("warming", "idle"):
+            self.cell.ready -= 1
         for count in (self.cell.count, *self.cell.above, self.lane.count):
             count[old] -= 1
             count[state] += 1
@@ -151,6 +158,7 @@ class Vm:
         """It idles, and is among the next from now on."""
         self.lane.idle.remove(self)
         self.soon = True
+        self.cell.ready += 1
         self._line_up()
 
     def _line_up(self) -> None:
@@ -173,6 +181,9 @@ class PoolCell:
         self.events = events
         self.above = above
         self.count = no_vms()
+        self.ready = 0
+        """VMs that are among the next (`Vm.soon`)."""
+        self._waking = False
         self.lanes = [Lane() for _ in range(runners)]
         self.vms = [Vm(self, number, self.lanes[number % runners]) for number in range(vms)]
         self.up = False
@@ -256,6 +267,7 @@ class PoolCell:
     def warm(self, vm: Vm, hurry: bool = False) -> None:
         """Restore a VM into this empty place. `hurry`: a job waits for it."""
         vm.become("warming")
+        vm.soon = False
         vm.hurry = hurry
         self.empty_since = None
         if self.up:
@@ -273,65 +285,89 @@ class PoolCell:
             self.events.vm_warm(vm)
             return
         vm.life += 1
-        vm.soon = vm.kept or vm.hurry or self._soon(vm) < self._soon_part  # one that was used has these pages
-        kept, vm.kept = vm.kept, False
+        soon = vm.kept or vm.hurry or self.ready < self._soon_part  # one that was used has these pages
+        ahead = soon and not (vm.kept or vm.hurry)
+        vm.kept = False
+        vm.begun = self._loop.time()
         try:
-            self.native.restore(vm.number, self._pids(), soon=vm.soon, later=not vm.soon)
+            self.native.restore(vm.number, self._pids(), soon=soon, later=not soon)
         except CellError as error:
             vm.become("empty")
             self.events.vm_gone(vm, "warming", VmExit("internal", 0, 0, str(error)), self._loss())
             return
-        self._task(self._wait_warm(vm, vm.life, vm.soon and not (kept or vm.hurry)))
+        if not soon:
+            return  # `vm_ready()`
+        vm.soon = True
+        self.ready += 1
+        stream = vm.stream(3)
+        if ahead:
+            stream.write(AHEAD)
+        stream.listen(partial(self._said, vm, stream, vm.life))
 
-    async def _wait_warm(self, vm: Vm, life: int, ahead: bool) -> None:
-        try:
-            async with asyncio.timeout(WARM_SECONDS):
-                if not vm.soon:
-                    await self.native.standing(vm.number)
-                else:
-                    if ahead:
-                        await vm.stream(3).send(AHEAD)
-                    if "warm" not in await read_frame(vm.stream(3)):
-                        raise ValueError("it does not say that it is warm")
-        except (EOFError, BrokenPipeError):
-            return  # its end will tell
-        except (TimeoutError, ValueError) as error:
-            if vm.life == life and vm.state == "warming":
-                log.error("a VM did not become ready: %s", str(error) or f"silent for {WARM_SECONDS:.0f} s")
-                self.kill(vm)
+    def _said(self, vm: Vm, stream: GuestFlow, life: int) -> None:
+        """On the job stream, of a VM that is getting warm. No task and no timer: there may be a thousand at once."""
+        if vm.life != life or vm.state != "warming":
+            stream.listen(None)
             return
-        if vm.life == life and vm.state == "warming":
-            vm.become("idle")
-            self.events.vm_warm(vm)
+        data = stream.read()
+        if not data:
+            return  # its end will tell
+        try:
+            vm.frames, frames = None, vm.frames or Frames()
+            frame = frames.add(data)
+            if frame is None:
+                vm.frames = frames
+                return
+            if "warm" not in frame:
+                raise ValueError("it does not say that it is warm")
+        except ValueError as error:
+            self._not_warm(vm, str(error))
+            return
+        stream.listen(None)
+        self._warm(vm)
+
+    def _warm(self, vm: Vm) -> None:
+        vm.become("idle")
+        self.events.vm_warm(vm)
+
+    def tick(self) -> None:
+        """Now and then: those that say nothing."""
+        late = self._loop.time() - WARM_SECONDS
+        for vm in self.vms if self.up and self.count["warming"] else ():
+            if vm.state == "warming" and vm.begun < late:
+                self._not_warm(vm, f"silent for {WARM_SECONDS:.0f} s")
+
+    def _not_warm(self, vm: Vm, why: str) -> None:
+        log.error("a VM did not become ready: %s", why)
+        vm.become("ending")
+        self.kill(vm)
 
     @property
     def _soon_part(self) -> int:
         return max(1, len(self.vms) // SOON_PART)
 
-    def _soon(self, but: Vm | None = None) -> int:
-        """How many are among the next."""
-        return sum(each.soon for each in self.vms if each is not but and each.state in ("warming", "idle"))
-
     def _wake(self) -> None:
-        """One that idles is to be among the next, if too few are."""
-        if self.closed or not self.up or self._soon() >= self._soon_part:
-            return
-        lane = min(self.lanes, key=lambda lane: (lane.load, -len(lane.idle)))
-        vm = next((vm for vm in reversed(lane.idle) if not vm.soon), None)
-        if vm is not None:
+        """Of those that idle as many are to be among the next as should be."""
+        self._waking = False
+        while not self.closed and self.up and self.ready < self._soon_part:
+            asleep = [lane for lane in self.lanes if lane.idle and not lane.idle[0].soon]
+            if not asleep:
+                return
+            lane = min(asleep, key=lambda lane: (lane.load, -len(lane.idle)))
+            vm = next(vm for vm in reversed(lane.idle) if not vm.soon)
             vm.wake()
-            self._task(self._run_ahead(vm))
+            vm.stream(3).write(AHEAD)
 
-    async def _run_ahead(self, vm: Vm) -> None:
-        with contextlib.suppress(BrokenPipeError):  # its end will tell
-            await vm.stream(3).send(AHEAD)
+    def _wake_later(self) -> None:
+        if not self._waking and self.ready < self._soon_part:
+            self._waking = True
+            self._loop.call_later(SOON_AFTER, self._wake)
 
     def use(self, vm: Vm, user: User) -> None:
         """An idle VM gets a job."""
         vm.become("running")
         if not self.late:
-            self._loop.call_later(SOON_AFTER, self._wake)
-        if not self.late:
+            self._wake_later()
             with contextlib.suppress(CellError):
                 vm.warm_cpu = self.native.statistics(vm.number).cpu_ns
         vm.user = user
@@ -369,7 +405,10 @@ class PoolCell:
     # -- what the native cell tells
 
     def vm_ready(self, vm: int, snapshot_bytes: int, error: int) -> None:
-        """A restored VM does not stop at its ready call again."""
+        """One that is to run later stands ready. (Others do not stop at their ready call again.)"""
+        place = self.vms[vm]
+        if place.state == "warming" and not place.soon:
+            self._warm(place)
 
     def flow_opened(self, flow: GuestFlow) -> None:
         user = self.vms[flow.vm].user

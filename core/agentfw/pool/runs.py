@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -15,7 +15,7 @@ from agentfw_vmm.report import out_of_cpu
 
 from .. import guest_trust
 from ..agents import Agent, ExitReport
-from ..dispatch import ACK_SECONDS, hand_over
+from ..dispatch import ACK_SECONDS, Handover
 from ..dispatch import Job as Told
 from ..errors import AgentfwError
 from ..lives import KILL_SECONDS
@@ -38,8 +38,9 @@ class JobEvents(Protocol):
     def started(self, dispatch_seconds: float) -> None:
         """Its program begins now."""
 
-    async def output(self, stream: int, data: bytes) -> None:
-        """Stream 1 or 2. The agent waits while this does. What it raises ends the job, and comes out of `Engine.run()`."""
+    def output(self, stream: int, data: bytes) -> Awaitable[None] | None:
+        """Stream 1 or 2. None: it has been taken. Else the agent waits while this does. What it raises ends the job, and comes
+        out of `Engine.run()`."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +65,23 @@ class Run:
         self.key: GroupKey | None = None
         """Whose VMs it runs in."""
         self._vm: Vm | None = None
-        self._exited: asyncio.Future[VmExit] = self._loop.create_future()
+        self._report: VmExit | None = None
+        """How its VM ended."""
+        self._waiter: asyncio.Future[None] | None = None
+        """`_in()` waits for something to end."""
         self._statistics: VmStatistics | None = None
         self._loss: Loss | None = None
         self._queued = 0.0
         self._began = 0.0
         self._dispatched: float | None = None
-        self._told_job = asyncio.Event()
-        """It has said that it begins, or will not say so. Whoever has its first output may take it that it runs."""
+        self._handover = Handover()
+        self._silence: asyncio.TimerHandle | None = None
+        """Until it has said that it begins."""
+        self.answered = False
+        """It has, or will not say so. Whoever has its first output may take it that it runs."""
+        self._outputs: tuple[_Output, ...] = ()
+        self._broken: BaseException | None = None
+        """What taking its output raised."""
         self._failure = ""
         """What went wrong on our side of it."""
         self._reason: tuple[Reason, str] | None = None
@@ -89,7 +99,7 @@ class Run:
     @property
     def running(self) -> bool:
         """Its program has begun, and not ended."""
-        return self._dispatched is not None and not self._exited.done()
+        return self._dispatched is not None and self._report is None
 
     @property
     def doomed(self) -> bool:
@@ -104,7 +114,7 @@ class Run:
             self.end("killed", "killed")
         elif self._dispatched is None:
             self._signals.append(number)
-        elif self._vm is not None and not self._exited.done():
+        elif self._vm is not None and self._report is None:
             self._vm.cell.native.signal(self._vm.number, number)
 
     def end(self, kind: Reason, text: str) -> None:
@@ -124,8 +134,9 @@ class Run:
     def ended(self, report: VmExit, statistics: VmStatistics | None, loss: Loss | None) -> bool:
         self._statistics = statistics
         self._loss = loss
-        if not self._exited.done():
-            self._exited.set_result(report)
+        if self._report is None:
+            self._report = report
+        self._wake()
         return report.kind == "code" and self._reason is None and not self._failure
 
     # -- its life
@@ -156,7 +167,7 @@ class Run:
         self._began = time.perf_counter()  # a loop's clock may count milliseconds only
         self._warm_cpu = vm.warm_cpu
         runtime.can_stop(self.agent, lambda reason: self.end("killed", reason))
-        helpers: list[asyncio.Task[None]] = []
+        feeding: asyncio.Task[None] | None = None
         timer: asyncio.TimerHandle | None = None
         try:
             if self._reason is None:
@@ -165,32 +176,49 @@ class Run:
                 told = None
                 self._kill(vm)
             if told is not None:
-                outputs = [loop.create_task(self._pump(vm.stream(number), number)) for number in (1, 2)]
-                helpers += outputs
-                if self.job.stdin or stdin is not None:
-                    helpers.append(loop.create_task(_feed(self.job.stdin, stdin, vm.stream(0))))
-                else:
-                    vm.stream(0).send_eof()
                 most = self._limits.seconds
                 if most is not None:
                     timer = loop.call_later(most, self.end, "timeout", f"timed out after {most:g} s")
+                if self.job.stdin or stdin is not None:
+                    feeding = loop.create_task(_feed(self.job.stdin, stdin, vm.stream(0)))
+                else:
+                    vm.stream(0).send_eof()
                 await self._dispatch(vm, told)
-                self._told_job.set()
-            report = await asyncio.shield(self._exited)
+                self._outputs = _Output(self, vm.stream(1), 1), _Output(self, vm.stream(2), 2)
+                for output in self._outputs:
+                    output.more()
+            while self._report is None:
+                await self._wait()
             seconds = time.perf_counter() - self._began
-            if told is not None:
-                await asyncio.gather(*outputs)  # all it wrote, before its end is told
+            while not all(output.ended for output in self._outputs):  # all it wrote, before its end is told
+                await self._wait()
         finally:
-            if timer is not None:
-                timer.cancel()
+            for each in (timer, self._silence):
+                if each is not None:
+                    each.cancel()
             runtime.can_stop(self.agent, None)
-            if not self._exited.done():  # we are being cancelled, or whoever takes the output is gone
+            if self._report is None:  # we are being cancelled, or whoever takes the output is gone
                 vm.cell.kill(vm)
-                await asyncio.wait([self._exited], timeout=KILL_SECONDS)
-            for helper in helpers:
-                helper.cancel()
-            await asyncio.gather(*helpers, return_exceptions=True)
-        return self._result(report, seconds, key)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(KILL_SECONDS):
+                        while self._report is None:
+                            await self._wait()
+            for output in self._outputs:
+                output.cancel()
+            if feeding is not None:
+                feeding.cancel()
+                await asyncio.gather(feeding, return_exceptions=True)
+        if self._broken is not None:
+            raise self._broken
+        return self._result(self._report, seconds, key)
+
+    async def _wait(self) -> None:
+        self._waiter = self._loop.create_future()
+        await self._waiter
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def _prepare(self, vm: Vm, template: Prepared, environment: Mapping[str, str]) -> Told | None:
         """What the VM is told, after it got its rules and limits. None: it must not start; it is killed."""
@@ -221,43 +249,78 @@ class Run:
 
     def _kill(self, vm: Vm) -> None:
         """Not once it has ended: the place may be the next one's by now, however late we hear what this one said."""
-        if not self._exited.done():
+        if self._report is None:
             vm.cell.kill(vm)
 
     async def _dispatch(self, vm: Vm, told: Told) -> None:
-        try:
-            await hand_over(vm.stream(3), told)
-        except (BrokenPipeError, EOFError):
-            return  # it is gone, and its end will tell
-        except (TimeoutError, ValueError) as error:
-            self._failure = f"the VM did not acknowledge its job: {str(error) or f'silent for {ACK_SECONDS:.0f} s'}"
+        """The job in; what it answers is `_said()`. Who takes the output is not asked before."""
+        stream = vm.stream(3)
+        self._silence = self._loop.call_later(ACK_SECONDS, self._not_answered, vm, f"silent for {ACK_SECONDS:.0f} s")
+        stream.listen(lambda: self._said(vm, stream))
+        with contextlib.suppress(BrokenPipeError):  # it is gone, and its end will tell
+            await stream.send(await self._handover.frame(told))
+        if not self.answered:
+            self._said(vm, stream)
+
+    def _said(self, vm: Vm, stream: GuestFlow) -> None:
+        """On the job stream."""
+        while not self.answered:
+            data = stream.read()
+            if data is None:
+                return
+            try:
+                if not data:
+                    self._answer()  # it is gone, and its end will tell
+                elif self._handover.said(data):
+                    self._go(vm)
+            except ValueError as error:
+                self._not_answered(vm, str(error))
+            if not stream.gone:
+                return  # of what it says from here on we are told
+
+    def _not_answered(self, vm: Vm, why: str) -> None:
+        if not self.answered:
+            self._failure = f"the VM did not acknowledge its job: {why}"
             self._kill(vm)
-            return
-        self._go(vm)
+            self._answer()
 
     def _go(self, vm: Vm) -> None:
         """Its program runs, or has run: a short one may have ended before its acknowledgement was read."""
         self._dispatched = time.perf_counter() - self._began
-        for number in self._signals if not self._exited.done() else ():
+        for number in self._signals if self._report is None else ():
             vm.cell.native.signal(vm.number, number)
         self._events.started(self._dispatched)
+        self._answer()
 
-    async def _pump(self, flow: GuestFlow, stream: int) -> None:
-        try:
-            while data := await flow.receive():
-                if self._left is not None:
-                    if len(data) > self._left:
-                        data = data[: self._left]
-                        self.end("output", f"it wrote more than {self._limits.output} bytes")
-                    self._left -= len(data)
-                await self._told_job.wait()
-                if data:
-                    self._written[stream - 1] += len(data)
-                    await self._events.output(stream, data)
-        except BaseException:
+    def _answer(self) -> None:
+        """It has said that it begins, or will not say it any more."""
+        self.answered = True
+        if self._silence is not None:
+            self._silence.cancel()
+        for output in self._outputs:
+            output.more()
+
+    # -- its output
+
+    def take(self, stream: Literal[1, 2], data: bytes) -> Awaitable[None] | None:
+        """Hand it on, up to the limit; -> what to wait for before the next."""
+        if self._left is not None:
+            if len(data) > self._left:
+                data = data[: self._left]
+                self.end("output", f"it wrote more than {self._limits.output} bytes")
+            self._left -= len(data)
+        if not data:
+            return None
+        self._written[stream - 1] += len(data)
+        return self._events.output(stream, data)
+
+    def output_ended(self, error: BaseException | None = None) -> None:
+        """Of one stream. `error`: it cannot be handed on, and nobody is to run who writes it."""
+        if error is not None:
+            self._broken = self._broken or error
             if self._vm is not None:
                 self._kill(self._vm)
-            raise
+        self._wake()
 
     # -- its end
 
@@ -317,6 +380,74 @@ class Run:
         if not self._end_told:
             seconds = time.perf_counter() - self._began if self._began else 0.0
             self._told(ExitReport("killed", text="its run was given up", seconds=seconds))
+
+
+class _Output:
+    """One stream of a job, handed on as it comes: without a task, as long as it is taken at once."""
+
+    __slots__ = ("_flow", "_more", "_number", "_resting", "_run", "_task", "ended")
+
+    def __init__(self, run: Run, flow: GuestFlow, number: Literal[1, 2]) -> None:
+        self.ended = False
+        self._resting = False
+        """It has had its part of this turn of the loop."""
+        self._more = False
+        """And there is more."""
+        self._run = run
+        self._flow = flow
+        self._number: Literal[1, 2] = number
+        self._task: asyncio.Task[None] | None = None
+        flow.listen(self.more)
+
+    def more(self) -> None:
+        """There may be some."""
+        while self._run.answered and self._task is None and not self.ended:
+            if self._resting and not self._flow.gone:
+                self._more = True
+                return
+            try:
+                data = self._flow.read()
+                if data is None:
+                    return
+                waiting = self._run.take(self._number, data) if data else None
+            except Exception as error:
+                self._end(error)
+                return
+            if not data:
+                self._end(None)
+            elif waiting is not None:
+                self._task = asyncio.get_running_loop().create_task(self._wait(waiting))
+            elif not self._flow.gone:  # of what it writes from here on we are told
+                self._resting = True
+                asyncio.get_running_loop().call_soon(self._rested)
+                return
+
+    def _rested(self) -> None:
+        self._resting = False
+        if self._more:
+            self._more = False
+            self.more()
+
+    async def _wait(self, waiting: Awaitable[None]) -> None:
+        try:
+            await waiting
+        except BaseException as error:
+            self._end(error)
+            return
+        self._task = None
+        self.more()
+
+    def _end(self, error: BaseException | None) -> None:
+        if not self.ended:
+            self.ended = True
+            self._run.output_ended(error)
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+        self.ended = True
+        self._flow.listen(None)
+        if self._task is not None:
+            self._task.cancel()
 
 
 async def _feed(first: bytes, more: AsyncIterator[bytes] | None, flow: GuestFlow) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -117,7 +117,13 @@ class _Events:
     def started(self, dispatch_seconds: float) -> None:
         self._channel.send(Started(self._run))
 
-    async def output(self, stream: int, data: bytes) -> None:
+    def output(self, stream: int, data: bytes) -> Awaitable[None] | None:
+        if len(data) > PIECE or self._channel.full:
+            return self._put(stream, data)
+        self._channel.send(Wrote(self._run, 1 if stream == 1 else 2, data))
+        return None
+
+    async def _put(self, stream: int, data: bytes) -> None:
         for begin in range(0, len(data), PIECE):
             await self._channel.put(Wrote(self._run, 1 if stream == 1 else 2, bytes(data[begin : begin + PIECE])))
 

@@ -332,6 +332,9 @@ class Stock:
         group = self._group_of(vm.cell)
         if group is None:
             return
+        cell = vm.cell
+        if cell.count["empty"] == len(cell.vms) and cell.up and cell.empty_since is None:
+            cell.empty_since = self._loop.time()  # now, not when somebody looks: they may be many by then
         if vm.kept:
             self._kept.append(vm)
             group.kept.append(vm)
@@ -413,6 +416,7 @@ class Stock:
                 self.counted["given_up"] += 1
                 vm.cell.give_up(vm)
             for cell in group.cells:
+                cell.tick()
                 if cell.count["empty"] == len(cell.vms) and cell.up:
                     cell.empty_since = now if cell.empty_since is None else cell.empty_since
                 else:

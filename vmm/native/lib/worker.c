@@ -179,7 +179,7 @@ int afw_worker_events(struct afw_worker *w, uint32_t runner, struct afw_event *o
     return (int)n;
 }
 
-int afw_worker_command(struct afw_worker *w, uint32_t runner, const struct afw_command *command)
+int afw_worker_command(struct afw_worker *w, uint32_t runner, uint32_t type, uint32_t vm, uint64_t a, uint64_t b, uint64_t c)
 {
     if (runner >= w->runners)
         return -EINVAL;
@@ -188,7 +188,7 @@ int afw_worker_command(struct afw_worker *w, uint32_t runner, const struct afw_c
     uint32_t used = tail - load_acquire(&q->command_head.value);
     if (used >= AFW_QUEUE) /* full; a head that makes no sense only ever stops that runner's own queue */
         return -EAGAIN;
-    q->command[tail % AFW_QUEUE] = *command;
+    q->command[tail % AFW_QUEUE] = (struct afw_command){.type = type, .vm = vm, .a = a, .b = b, .c = c};
     w->command_tail[runner] = tail + 1;
     store_release(&q->command_tail.value, tail + 1);
     w->tell |= 1u << runner;
@@ -200,8 +200,7 @@ int afw_worker_flush(struct afw_worker *w)
     uint64_t left = 0;
     for (uint64_t dirty = w->dirty; dirty; dirty &= dirty - 1) {
         uint32_t vm = (uint32_t)__builtin_ctzll(dirty);
-        struct afw_command wake = {.type = AFW_CMD_WAKE, .vm = vm};
-        if (afw_worker_command(w, vm % w->runners, &wake) < 0)
+        if (afw_worker_command(w, vm % w->runners, AFW_CMD_WAKE, vm, 0, 0, 0) < 0)
             left |= 1ull << vm;
     }
     w->dirty = left;
@@ -281,12 +280,34 @@ int flow_at(struct afw_worker *w, uint32_t vm, uint32_t flow, struct flow_view *
     return 1;
 }
 
-int afw_window_reset(struct afw_worker *w, uint32_t vm)
+#define KEPT (128 << 10)
+
+/* Zeroes what there is of [at, end), if that is not more than KEPT. To give pages back and have them anew would cost a guest a fault
+ * for each, and the kernel a walk through all VMs of the cell. -> 1: done */
+static int zeroed(struct afw_worker *w, uint64_t at, uint64_t end)
+{
+    for (uint64_t left = KEPT;;) {
+        off_t data = lseek(w->windows_fd, (off_t)at, SEEK_DATA);
+        if (data < 0 || (uint64_t)data >= end)
+            return data >= 0 || errno == ENXIO;
+        off_t hole = lseek(w->windows_fd, data, SEEK_HOLE);
+        uint64_t size = hole > data ? ((uint64_t)hole < end ? (uint64_t)hole : end) - (uint64_t)data : left + 1;
+        if (size > left)
+            return 0;
+        memset(w->windows + data, 0, size);
+        left -= size;
+        at = (uint64_t)data + size;
+    }
+}
+
+int afw_window_reset(struct afw_worker *w, uint32_t vm, int keep)
 {
     if (vm >= w->vms)
         return -EINVAL;
+    uint64_t begin = (uint64_t)vm * AFW_WINDOW_STRIDE;
     /* Gives the pages of the last guest back and reads as zeros. */
-    if (fallocate(w->windows_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)vm * AFW_WINDOW_STRIDE, AFW_WINDOW_STRIDE) < 0)
+    if (!(keep && zeroed(w, begin, begin + AFW_WINDOW_STRIDE)) &&
+        fallocate(w->windows_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)begin, AFW_WINDOW_STRIDE) < 0)
         return -errno;
     memset(w->flow + (size_t)vm * AFW_FLOWS, 0, AFW_FLOWS * sizeof *w->flow);
     for (uint32_t i = 0; i < AFW_FLOW_FIRST; i++) {

@@ -33,7 +33,7 @@ uint32_t afw_worker_state(struct afw_worker *w, uint32_t *jail, char text[512]);
 /* Takes up to `room` events of one runner. -EPROTO: the queue's index, a type, a VM or a flow is out of range (text says which). */
 int afw_worker_events(struct afw_worker *w, uint32_t runner, struct afw_event *out, uint32_t room, char text[128]);
 /* Queues a command without telling the runner: afw_worker_flush does. -EAGAIN: queue full. */
-int afw_worker_command(struct afw_worker *w, uint32_t runner, const struct afw_command *command);
+int afw_worker_command(struct afw_worker *w, uint32_t runner, uint32_t type, uint32_t vm, uint64_t a, uint64_t b, uint64_t c);
 /* A WAKE for every VM whose window changed since, then the runners' eventfds. 1: a queue was full, call again later. */
 int afw_worker_flush(struct afw_worker *w);
 /* Bytes of the windows in use, and of private files outside of the cell's own memory, `most` of them a VM's. */
@@ -50,8 +50,8 @@ const char *afw_need(uint32_t index, uint32_t *word, uint32_t *bit, int *must);
 /* Before BOOT or RESTORE, which is told the size: what the VM may not do (struct afw_rules). -EINVAL: too large. */
 int afw_worker_rules(struct afw_worker *w, uint32_t vm, const uint8_t *rules, uint64_t size);
 
-/* Before BOOT or RESTORE: an empty window, flows 0..3 open. */
-int afw_window_reset(struct afw_worker *w, uint32_t vm);
+/* Before BOOT or RESTORE: an empty window, flows 0..3 open. keep: memory that it has stays, if it is not much. */
+int afw_window_reset(struct afw_worker *w, uint32_t vm, int keep);
 
 /* Flows. All of them set the window's ready bit where the guest has something to look at. */
 void afw_flow_accept(struct afw_worker *w, uint32_t vm, uint32_t flow);   /* FLOW_OPEN seen: indices start at 0 */
