@@ -64,6 +64,14 @@ void hot_load(int fd)
         n_both = join(hot, n_first, hot + n_first, n_hot - n_first, both);
 }
 
+bool hot_writes(uint64_t page, uint64_t end)
+{
+    bool found = !n_hot;
+    for (uint32_t i = 0; i < n_hot && !found; i++)
+        found = hot[i].page < end && page < (uint64_t)hot[i].page + hot[i].count;
+    return found;
+}
+
 static void populate(struct machine *m, const struct run *r, uint32_t n, const uint64_t *chunks)
 {
     for (uint32_t i = 0; i < n; i++) {

@@ -159,6 +159,7 @@ struct machine {
     bool slice_over;                             /* look whether an upcall is due before the next entry */
     bool hot_due;                                /* hot pages of a job are not populated yet */
     bool soon;                                   /* AFW_RESTORE_SOON: they are to be as it is restored */
+    bool islands;                                /* pages with PAGE_ISLAND may be left */
     bool asleep;                                 /* AFW_RESTORE_LATER, and not entered yet: no page is populated */
     bool exit_owed;                              /* ended, but the event queue was full */
     bool ruled, rules_owed;                      /* has got its rules, or will get none; AFW_EV_RULES is due, but the queue was full */
@@ -245,6 +246,7 @@ const char *intern(const char *name);
 #define PAGE_EDGE 0x80                           /* in prot[]: a piece may begin at this page */
 #define PAGE_NEW 0x40                            /* it has another mapping than at the restore */
 #define PAGE_SEAM 0x20                           /* a piece of a former life of this VM may begin here */
+#define PAGE_ISLAND 0x10                         /* the host's mapping may be read-only though the guest may write (islands.c) */
 #define PAGE_PROT(byte) (((byte) & 3) ^ (PROT_READ | PROT_WRITE))
 void pieces_setup(void);
 /* Before the host's mapping of whole pages changes: -ENOMEM if the VM would be in too many pieces. fresh: by one new mapping */
@@ -252,7 +254,16 @@ int pieces_room(struct machine *m, uint64_t gva, uint64_t len, bool fresh);
 /* After: records host protection (PROT_*) and edges */
 void pieces_done(struct machine *m, uint64_t gva, uint64_t len, int prot, bool fresh);
 void pieces_release(struct machine *m);
+int pieces_as(struct machine *m, uint32_t edges);       /* prot[] is written, with so many edges: -ENOMEM as pieces_room() */
 void pieces_reset(struct machine *m, uint32_t edges);   /* prot[] is another now, with so many edges */
+
+/* ---- islands.c ---- */
+bool islands_known(void);
+int islands_protect(struct machine *m, const struct snapshot *s);   /* memory is mapped, readable and writable: as the snapshot says */
+void islands_again(struct machine *m);           /* prot[] is as after that again */
+int islands_open(struct machine *m, uint64_t gva, uint64_t len);   /* the host may write there now, where the guest may */
+bool islands_refused(struct machine *m);         /* KVM_RUN said EFAULT: true if that may have been for an island; else it is the guest's fault */
+bool islands_written(struct machine *m);         /* KVM_EXIT_MMIO: the same, and it is done */
 
 /* ---- ring.c ---- */
 enum ring_result { RING_DONE, RING_STALLED, RING_ENDED };
@@ -339,6 +350,7 @@ void huge_pages(struct machine *m, const struct snapshot *s);   /* before there 
 
 /* ---- hot.c ---- */
 void hot_load(int fd);                           /* before the jail */
+bool hot_writes(uint64_t page, uint64_t end);    /* the rehearsal did, to some of these; true if there was none */
 void hot_restored(struct machine *m, const uint64_t *chunks);   /* before there are memslots: KVM need not be told. chunks: those that are backed */
 void hot_job(struct machine *m, bool certain);   /* its job is there, or looked for; or it wakes up */
 void hot_parked(struct machine *m);              /* in a rehearsal: the VM waits */

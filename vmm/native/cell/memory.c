@@ -343,7 +343,8 @@ int memory_module_next(struct vm *vm, uint64_t gva, char name[256], uint64_t *st
 void *guest_range(struct vm *vm, uint64_t gva, uint64_t len)
 {
     /* Below the system area lie the page tables: no operation of the ring may change them. */
-    if (gva < AFW_SYS || !memory_committed(machine_of(vm), gva, len))
+    struct machine *m = machine_of(vm);
+    if (gva < AFW_SYS || !memory_committed(m, gva, len) || (m->islands && islands_open(m, gva, len)))
         return 0;
     return vm->mem + gva;
 }

@@ -111,9 +111,14 @@ static unsigned immediate(const struct instruction *i, unsigned reg)      /* byt
     return o == 0x81 || o == 0xc7 || o == 0x69 || (o == 0xf7 && reg < 2) ? full : 0;
 }
 
+#define RW (PROT_READ | PROT_WRITE)
+
 static bool forbidden(struct machine *m, uint64_t address, int need)
 {
-    return address < AFW_SPACE_END && (PAGE_PROT(m->prot[address / PAGE]) & need) != need;
+    if (address >= AFW_SPACE_END)
+        return false;
+    uint8_t page = m->prot[address / PAGE];
+    return (PAGE_PROT(page) & (page & PAGE_ISLAND ? PROT_READ : RW) & need) != need;
 }
 
 /* The first byte from `address` on that `need` (PROT_*) is missing for, among `size`, which are less than two pages */
@@ -123,8 +128,6 @@ static bool refused(struct machine *m, uint64_t address, uint64_t size, int need
     *out = forbidden(m, address, need) ? address : then;
     return forbidden(m, *out, need);
 }
-
-#define RW (PROT_READ | PROT_WRITE)
 
 static bool by_modrm(struct machine *m, struct instruction *i, uint64_t *out)
 {

@@ -97,6 +97,12 @@ void pieces_release(struct machine *m)
     m->drawn = m->edges = 0;
 }
 
+int pieces_as(struct machine *m, uint32_t edges)
+{
+    m->edges = edges;
+    return draw(m, edges);
+}
+
 void pieces_reset(struct machine *m, uint32_t edges)
 {
     pieces_release(m);

@@ -302,12 +302,14 @@ uint64_t snapshot_source(const struct snapshot *s, uint64_t gpa, uint64_t *to)
 
 static int map_file(struct machine *m, int fd, uint64_t gpa, uint64_t size, uint64_t offset)
 {
-    int e = pieces_room(m, gpa, size, true);
+    bool noted = fd == cell.config.snapshot_in && cell.config.saved < 0 && islands_known();
+    int e = noted ? 0 : pieces_room(m, gpa, size, true);
     if (e)
         return e;
     if (mmap(m->vm.mem + gpa, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, fd, (off_t)offset) == MAP_FAILED)
         return -errno;
-    pieces_done(m, gpa, size, PROT_READ | PROT_WRITE, true);
+    if (!noted)
+        pieces_done(m, gpa, size, PROT_READ | PROT_WRITE, true);
     return 0;
 }
 
@@ -355,15 +357,9 @@ static int map_memory(struct machine *m, const struct snapshot *s)
         e = map_files(m, s);
     if (e)
         return e;
-    for (uint32_t i = 0; i < s->vcpu->n_protections; i++) {
-        const struct saved_protection *p = &s->protection[i];
-        int e = pieces_room(m, p->start, p->end - p->start, false);
-        if (e)
-            return e;
-        if (mprotect(m->vm.mem + p->start, p->end - p->start, (int)p->prot))
-            return -errno;
-        pieces_done(m, p->start, p->end - p->start, (int)p->prot, false);
-    }
+    e = islands_protect(m, s);
+    if (e)
+        return e;
     if (!s->vm)
         huge_pages(m, s);
     hot_restored(m, h->commit_chunks);
@@ -462,6 +458,7 @@ int snapshot_again(struct machine *m, uint32_t pid)
     if (!e)
         e = list_mappings(m, s);
     if (!e) {
+        islands_again(m);
         hot_restored(m, s->h.commit_chunks);     /* most are there */
         e = settle(m, s, pid);
     }

@@ -276,6 +276,8 @@ static enum after serve_exit(struct machine *m)
         return m->state == RUN_READY ? AGAIN : LEAVE;
     case KVM_EXIT_MMIO:                          /* an address without memory */
         s->exits_fault++;
+        if (islands_written(m))
+            return AGAIN;
         fault_access(m, ACCESS_NOWHERE, run->mmio.phys_addr);
         return m->state == RUN_READY ? AGAIN : LEAVE;
     default:
@@ -351,7 +353,8 @@ static void turn(struct machine *m)
             }
             if (e == EFAULT) {
                 s->exits_fault++;
-                fault_access(m, ACCESS_REFUSED, 0);
+                if (!islands_refused(m))
+                    fault_access(m, ACCESS_REFUSED, 0);
                 if (m->state != RUN_READY)
                     return;
                 continue;

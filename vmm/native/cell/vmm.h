@@ -9,7 +9,7 @@
  *   ring.c     consuming the SQ, completing, dispatch to the op's file; calls.c: system calls that the shim hands on
  *   flow.c     FLOW_OPEN / FLOW_KICK to events
  *   fault.c    exceptions and EFAULT to upcalls or reports
- *   snapshot.c save, restore.c check, restore; recycle.c: a VM that ended becomes one just restored
+ *   snapshot.c save, restore.c check, restore; islands.c protections of a restored VM; recycle.c: a VM that ended becomes one just restored
  *   sites.c    asking for site lists, writing stubs and jumps, lazy patching
  *   rules.c    what a VM may not do: ring operations, paths; filerules.c: the latter, where paths become places
  *   vfs.c      mount table, path walk, handles; tmpfs.c: private /tmp; synth.c: synthetic files, /proc, /dev; fileops.c: ring operations
