@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agentfw_vmm._lib import constants
 from agentfw_vmm.cell import Cell
 from agentfw_vmm.config import CellConfig, Mount
 from agentfw_vmm.flows import GuestFlow
@@ -43,7 +44,7 @@ def cached(key: str, target: Path, build: Callable[[], None]) -> Path:
 
 def build_shim(out: Path) -> None:
     """shim.bin of bare_shim.S"""
-    flags = ["-nostdlib", "-static", "-Wl,-Ttext=0x210000", "-Wl,--build-id=none"]
+    flags = ["-nostdlib", "-static", "-Wl,-Ttext=0x210000", "-Wl,--build-id=none", f"-DABI={constants()['AFW_ABI']}"]
     run("cc", *flags, "-o", out / "shim.elf", HERE / "bare_shim.S")
     run("objcopy", "-O", "binary", "-j", ".text", out / "shim.elf", out / "shim.bin")
 

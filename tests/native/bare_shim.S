@@ -5,7 +5,7 @@
 _start:
 blob:
     .quad 0x314d4853574641
-    .long 3
+    .long ABI
     .long blob_end - blob
     .quad text, text_end
     .quad init, fatal, lstar, fatal, fatal, upcall, blob_end, counter, 0
