@@ -83,13 +83,30 @@ def shim_blob(shim, out):
     else:
         run("cc", *ways[0], *rest)  # says what is wrong
     run("objcopy", "-O", "binary", out / "shim.elf", out / "shim.bin")
+    (out / "shim_places.h").write_text(places(out / "shim.elf"))
+
+
+def places(elf):
+    """Addresses in the shim that its header does not name, as a header for the cell (tracing.c)."""
+    try:
+        symbols = subprocess.run(["nm", str(elf)], check=True, capture_output=True, text=True).stdout
+    except FileNotFoundError:
+        raise SystemExit("agentfw is built with binutils; nm is missing (Debian: apt install binutils)") from None
+    lines = []
+    for name in ("traced_entry", "traced_exit", "current"):
+        found = re.findall(rf"^([0-9a-f]+) \w {name}$", symbols, re.MULTILINE)
+        if len(found) != 1:
+            raise SystemExit(f"agentfw: the shim has {len(found)} symbols named {name}")
+        lines.append(f"#define SHIM_{name.upper()} 0x{found[0].lstrip('0')}ull\n")
+    return "".join(lines)
 
 
 def cell_program(root, out):
     cell = root / "vmm/native/cell"
     target = out / "agentfw-cell"
     flags = ["-O2", "-g", "-std=gnu11", "-D_GNU_SOURCE", "-pthread", *WARN, *SANITIZE]
-    run("cc", *flags, f"-I{root}/shim", f"-I{root}/vmm/native", f"-Wa,-I{out}", "-o", target, *sorted(cell.glob("*.c")))
+    places = [f"-I{root}/shim", f"-I{root}/vmm/native", f"-I{out}", f"-Wa,-I{out}"]
+    run("cc", *flags, *places, "-o", target, *sorted(cell.glob("*.c")))
     return target
 
 

@@ -32,6 +32,7 @@
 #define AFW_SQ 0x205000              /* struct afw_sqe[AFW_SQ_LEN] */
 #define AFW_CQ 0x206000              /* struct afw_cqe[AFW_CQ_LEN] */
 #define AFW_CPUID 0x207000           /* struct afw_cpuid_table */
+#define AFW_TRACE 0x208000           /* code of a VM that is traced, written by the cell: tracing.c */
 #define AFW_SHIM 0x210000            /* the blob; starts with struct afw_shim_header */
 #define AFW_SHIM_MAX 0x9000          /* 36 KiB of text, rodata and data; bss follows up to AFW_SITES */
 #define AFW_SITES 0x280000           /* stubs of rewritten sites, written by the cell only */
@@ -42,6 +43,8 @@
 #define AFW_PORT_KICK 0x30           /* consume the SQ, complete synchronous entries, resume */
 #define AFW_PORT_WAIT 0x31           /* consume the SQ; if no CQE, signal or `wake` is pending, park until ctl.deadline */
 #define AFW_PORT_EXC 0x32            /* from an exception stub; stack: vector, [error code], RIP, CS, RFLAGS, RSP, SS */
+#define AFW_PORT_ENTRY 0x34          /* traced VMs only: a system call begins, RSP + 8 is its frame (core.h) */
+#define AFW_PORT_LEAVE 0x35          /* and ends */
 #define AFW_PORT_PANIC 0x33          /* shim invariant broken: ctl.panic_code, ctl.panic_line */
 
 /* Head of the shim blob, at AFW_SHIM. All are guest addresses. */
@@ -143,8 +146,7 @@ struct afw_ctl {
     uint64_t n_switch;               /* thread switches */
     uint64_t backstop_rip;           /* return address of the newest LSTAR entry; the cell counts repeats at its next exit */
     uint64_t committed_pages;        /* g  pages handed out */
-    /* strace: set by the cell at boot/restore when asked */
-    uint32_t trace;                  /* h  bit 0: post AFW_OP_TRACE after each call */
+    uint32_t reserved_trace;
     uint32_t alone;                  /* g  1: no other thread wants the vCPU or waits for a time: no RESCHED upcall at a slice's end
                                       * (signals and `wake` make one all the same). 0 is always right */
     uint32_t forked;                 /* h  1: this generation goes on from where a running VM stood, 0: from the template's READY */
@@ -226,7 +228,6 @@ enum afw_op {
     /* the VM */
     AFW_OP_READY = 64,               /* template: save the snapshot here; -> 0 in every VM restored from it (and 1 in the template itself) */
     AFW_OP_EXIT = 65,                /* status a0 (0..255)  signal a1 (0, or the signal that killed it) */
-    AFW_OP_TRACE = 66,               /* nr a0  args a1,a2,a3  result a4  a5: 1 = went to the host */
     /* AFW_OP_CALL + n: system call n with its arguments, answered by the host (calls.c), by operations above where files are concerned.
      * Calls of fewer than six arguments come with the calling struct thread in a5; open() with where its struct stat goes */
     AFW_OP_CALL = 0x1000

@@ -16,7 +16,6 @@
 #define CTL_N_LOCAL (CTL_ADDR + 304)
 #define CTL_N_BACKSTOP (CTL_ADDR + 320)
 #define CTL_BACKSTOP_RIP (CTL_ADDR + 344)
-#define CTL_TRACE (CTL_ADDR + 360)
 #define CTL_FD_TABLE (CTL_ADDR + 384)
 #define CTL_FD_SIZE (CTL_ADDR + 392)
 
@@ -29,6 +28,7 @@
 #define F_RBP 80
 #define F_RAX 104
 #define F_SIZE 168
+#define THREAD_TID 76                /* struct thread's tid, for tracing.c */
 
 #define SYSCALLS 453                 /* the table ends here, and leaves out GAP numbers from GAP_START on */
 #define GAP_START 335

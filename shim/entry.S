@@ -22,6 +22,7 @@
     .section .entry, "ax"
     .globl shim_init, entry_site, entry_lstar, entry_upcall, entry_cpuid, entry_xgetbv, thread_first, context_switch
     .globl fail, memcpy, memset, memmove, memcmp
+    .globl traced_entry, traced_exit    /* instructions that the cell replaces by calls in a VM that is traced: tracing.c */
 
 /* A rewritten site: RCX = return address, all else the user's. */
 entry_site:
@@ -37,6 +38,7 @@ saved_return:
     push_rest
     cld
     incq CTL_N_LOCAL
+traced_entry:
     movl $0, ring_used
     mov %r10, %rcx
     cmp $GAP_START, %eax
@@ -62,10 +64,11 @@ out:
     jz 2f
     mov %rax, %rsi
     call fput
-2:  mov %rax, F_RAX(%rsp)
+2:
+traced_exit:
+    mov %rax, F_RAX(%rsp)
     mov CTL_RESCHED, %ecx
     or attention, %ecx
-    or CTL_TRACE, %ecx
     jnz 3f
     pop %r8                          /* the callee-saved ones are as they were, and RAX is the result */
     pop %r9

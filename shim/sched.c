@@ -281,16 +281,13 @@ static void slice_over(void)
     yield_cpu();
 }
 
-/* The slow way out of a syscall: time slice over, signals, trace. */
+/* The slow way out of a syscall: time slice over, signals. */
 void syscall_slow(struct frame *f)
 {
     if (CTL->resched)
         slice_over();
-    if (f->orig_rax != NO_SYSCALL) { /* (rt_sigreturn's frame is the interrupted one, all of it) */
+    if (f->orig_rax != NO_SYSCALL)   /* (rt_sigreturn's frame is the interrupted one, all of it) */
         f->r11 = f->rflags;
-        if (CTL->trace)
-            ring_post(AFW_OP_TRACE, f->orig_rax, f->rdi, f->rsi, f->rdx, f->rax, ring_used);
-    }
     signals_deliver(f, 0);
 }
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from agentfw_vmm import CellConfig, GuestFlow, VmExit, _lib
 from agentfw_vmm.cell import Cell
+from agentfw_vmm.trace_socket import TraceSocket
 
 C = _lib.constants()
 STRUCTS = {tag: layout for tag, layout in _lib.structs().items()}
@@ -174,7 +175,7 @@ class Peer:
         fds = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(runners + 1)]
         _lib.lib.afw_worker_descriptors(worker, -1, fds[0], fds[1:])
         self.eventfd, self.runner_fds = fds[0], fds[1:]
-        self.cell = Cell(config, self.handler, worker, fds[1:], fds[0])
+        self.cell = Cell(config, self.handler, worker, [-1, *fds], TraceSocket(None, []))
         self.memory = Memory(_lib.lib.afw_worker_memory_fd(worker), _lib.lib.afw_worker_windows_fd(worker))
         asyncio.get_running_loop().add_reader(fds[0], self.cell._readable)
 

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from agentfw.strace import Strace
 from agentfw_vmm import Cell, CellConfig, CellError, Mount, _lib
 
 from .cell_peer import C, Handler, Peer
@@ -272,7 +273,7 @@ def test_descriptors_and_records_reach_the_cell(tmp_path: Path) -> None:
         snapshot_out=tmp_path / "snapshot",
         key=bytes(range(32)),
         private_dirs=["/home/agent"],
-        trace=True,
+        trace=Strace(sys.stderr).tracer(str),
     )
     body = """
     at, end, records = m.header("config_offset"), m.header("config_offset") + m.header("config_size"), []
@@ -284,6 +285,10 @@ def test_descriptors_and_records_reach_the_cell(tmp_path: Path) -> None:
             payload = os.readlink(f"/proc/self/fd/{fd}").encode() + b" %d " % flags + payload[8:]
         if kind == C["AFW_REC_SNAPSHOT_OUT"]:
             os.write(struct.unpack("<I", payload)[0], b"saved")
+        if kind == C["AFW_REC_TRACE"]:
+            import socket
+            told = socket.socket(fileno=os.dup(struct.unpack_from("<I", payload)[0]))
+            payload = (b"seqpacket" if told.type == socket.SOCK_SEQPACKET else b"?") + payload
         records.append((kind, payload))
         at += 8 + (size + 7) // 8 * 8
     os.fstat(m.header("kvm_fd"))
@@ -306,7 +311,8 @@ def test_descriptors_and_records_reach_the_cell(tmp_path: Path) -> None:
     assert (C["AFW_REC_FILE"], b"\x6d\x01\0\0\x04\0\0\0/run#!") in records
     assert (C["AFW_REC_SYMLINK"], b"\x04\0\0\0/binusr/bin") in records
     assert (C["AFW_REC_KEY"], bytes(range(32))) in records
-    assert (C["AFW_REC_TRACE"], b"\1\0\0\0") in records
+    (calls,) = [payload for kind, payload in records if kind == C["AFW_REC_TRACE"]]
+    assert calls.startswith(b"seqpacket") and (len(calls) - 9) % 16 == 8
     assert [payload[16:] for kind, payload in records if kind == C["AFW_REC_TMP"]] == [b"/home/agent\0"]
     assert records[-1] == (C["AFW_REC_END"], b"")
 

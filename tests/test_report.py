@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from agentfw_vmm import Mount, _lib, faults, report, symbols, trace
+from agentfw_vmm import Mount, _lib, faults, report, symbols
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -161,11 +161,3 @@ def test_statistics_are_all_there() -> None:
     vm = shared(exits=5, n_backstop=7, last_enosys=9, cpu_ns=1 << 63)
     found = report.statistics(vm)
     assert (found.exits, found.n_backstop, found.last_enosys, found.cpu_ns, found.sites) == (5, 7, 9, 1 << 63, 0)
-
-
-def test_trace_lines() -> None:
-    assert trace.line(257 | 1 << 32, (1 << 64) - 2, 0xFFFFFF9C, 0x1000) == "openat(0xffffff9c, 0x1000) = ENOENT [host]"
-    assert trace.line(39, 77, 0, 0) == "getpid(0x0, 0x0) = 77"
-    assert trace.line(9, 0x80000000, 0, 4096) == "mmap(0x0, 0x1000) = 0x80000000"
-    assert trace.line(335, (1 << 64) - 38, 0, 0) == "syscall_335(0x0, 0x0) = ENOSYS"
-    assert [trace.syscall_name(n) for n in (0, 425, 10**9)] == ["read", "io_uring_setup", "syscall_1000000000"]

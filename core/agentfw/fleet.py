@@ -30,6 +30,7 @@ from .rehearsal import rehearse
 from .runtime import Runtime
 from .serving import Serving
 from .snapshots import Progress, SnapshotStore, Template, TemplateError, cell_config, quiet
+from .strace import Strace
 
 CELL_VMS = 64
 """VMs that a cell holds at most; more slow each other down."""
@@ -88,7 +89,7 @@ def exit_status(report: ExitReport) -> int:
 class Fleet:
     """VMs of one template under one runtime.
 
-    `size`: VMs at once. `store`: where templates are kept. `trace`: system calls are logged to `agentfw.vmm.strace`. `progress`
+    `size`: VMs at once. `store`: where templates are kept. `trace`: prints the agents' system calls. `progress`
     and `on_line` tell about the making of the template. `recycle`: a VM whose program ended is put back for the next one (for
     more jobs than VMs, all of one owner). Starting may raise TemplateError and FleetError.
     """
@@ -102,7 +103,7 @@ class Fleet:
         store: SnapshotStore | None = None,
         progress: Progress | None = None,
         on_line: Callable[[str], None] = lambda line: None,
-        trace: bool = False,
+        trace: Strace | None = None,
         recycle: bool = False,
     ) -> None:
         self.runtime = runtime
@@ -160,7 +161,7 @@ class Fleet:
             snapshot_in=in_memory(snapshot) if self.size >= _MANY else snapshot,
             hot_in=hot if hot.exists() else None,
             key=key,
-            trace=self._trace,
+            trace=None if self._trace is None else self._trace.tracer(lambda vm: host.lives[vm].agent.name),
             recycle=self._recycle,
             **self._trust,
         )

@@ -211,11 +211,6 @@ static int64_t operation(const struct afw_sqe *e)
         if (a[1])
             say_hex("guest killed by signal ", a[1]), say("\n");
         leave(a[1] ? 128 + (int)a[1] : (int)a[0]);
-    case AFW_OP_TRACE:
-        say_hex("call ", a[0]);
-        say_hex("= ", a[4]);
-        say("\n");
-        return 0;
     }
     return -ENOSYS;
 }
@@ -228,7 +223,7 @@ static void consume(void)
         struct afw_sqe e = sq[CTL->sq_head++ % AFW_SQ_LEN];
         int64_t r = operation(&e);
         if (e.flags & AFW_SQE_NOREPLY) {
-            if (r < 0 && e.op != AFW_OP_TRACE) {
+            if (r < 0) {
                 say_hex("refused a posted operation: ", e.op);
                 leave(98);
             }
@@ -409,19 +404,16 @@ int main(int argc, char **argv)
 {
     uint64_t memory = 1024;
     int option;
-    while ((option = getopt(argc, argv, "+s:m:t")) != -1) {
+    while ((option = getopt(argc, argv, "+s:m:")) != -1) {
         if (option == 's') {
             int ms;
             need(n_signals < 8 && sscanf(optarg, "%d:%d", &signal_number[n_signals], &ms) == 2, "-s");
             signal_at[n_signals++] = mono() + (uint64_t)ms * 1000000;
         } else if (option == 'm')
             memory = strtoul(optarg, 0, 10);
-        else if (option != 't')
+        else
             return 98;
     }
-    int trace = 0;
-    for (int i = 1; i < optind; i++)
-        trace |= !strcmp(argv[i], "-t");
     if (argc - optind < 2)
         return 98;
     void *space = mmap((void *)AFW_SYS, AFW_WINDOW + AFW_WINDOW_SIZE - AFW_SYS, PROT_NONE,
@@ -446,7 +438,6 @@ int main(int argc, char **argv)
     call_boot((struct afw_ctl *)AFW_CTL);
     CTL->start_rip = e.e_entry;
     CTL->start_rsp = stack(CTL->stack_hi, argv + optind + 1, &e, phdr);
-    CTL->trace = (uint32_t)trace;
     unsigned a, b, c, d;
     __asm__ volatile("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
     CTL->xcr0 = a & 0xe7;

@@ -75,7 +75,6 @@ class Lib(Protocol):
     AFW_EV_EXIT: int
     AFW_EV_SITES: int
     AFW_EV_ERROR: int
-    AFW_EV_TRACE: int
     AFW_EV_SAVED: int
     AFW_EV_RULES: int
     AFW_EV_STANDS: int

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from . import _lib, report, saved, sites, trace
+from . import _lib, report, saved, sites
 from ._lib import CELL_PROGRAM, FLOW_FIRST, QUEUE, RING, Worker, lib, take, view
 from .cell_log import CellLog
 from .config import CellConfig, Mount, encode
@@ -26,6 +26,7 @@ from .life import JOB, Life
 from .report import VmExit, VmStatistics, rate
 from .rules import refuses_connections
 from .saved import SavedVm, Saver
+from .trace_socket import TraceSocket
 
 logger = logging.getLogger("agentfw.vmm")
 
@@ -47,18 +48,16 @@ class Cell:
     ends.
     """
 
-    def __init__(
-        self, config: CellConfig, handler: CellHandler, worker: Worker, runners: list[int], eventfd: int, save: int = -1
-    ) -> None:  # fmt: skip
+    def __init__(self, config: CellConfig, handler: CellHandler, worker: Worker, kept: list[int], calls: TraceSocket) -> None:
         self.worker = worker
         self.scratch = _lib.new_bytes(RING)
         self.pid = 0
         self._config = config
         self._handler = handler
         self._loop = asyncio.get_running_loop()
-        self._runner_fds = runners
-        self._eventfd = eventfd
+        save, self._eventfd, *self._runner_fds = kept
         self._saver = Saver(config, save, self._ask_save)
+        self._calls = calls
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._cpu_seconds = 0.0
@@ -66,7 +65,7 @@ class Cell:
         self._vms: dict[int, Life] = {}
         self._events = _lib.new_events(QUEUE)
         self._event_bytes = view(self._events, QUEUE * _EVENT.size)
-        self._pending: list[list[tuple[int, int, int, int, int]]] = [[] for _ in runners]
+        self._pending: list[list[tuple[int, int, int, int, int]]] = [[] for _ in self._runner_fds]
         self._flush_due = False
         self._retry: asyncio.TimerHandle | None = None
         self._closing = False
@@ -88,7 +87,8 @@ class Cell:
         worker: Worker | None = None
         try:
             kept.append(saved.save_file())
-            records = encode(config, opened, kept[0])
+            calls = TraceSocket(config.trace, opened)
+            records = encode(config, opened, kept[0], calls.theirs)
             worker = lib.afw_worker_new(config.vms, config.runners, records, len(records))
             if _lib.null(worker):
                 worker = None
@@ -103,13 +103,14 @@ class Cell:
             kept.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
             kept += [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(config.runners)]
             lib.afw_worker_descriptors(worker, kvm, kept[1], kept[2:])
-            cell = cls(config, handler, worker, kept[2:], kept[1], kept[0])
+            cell = cls(config, handler, worker, kept, calls)
             cell._spawn(program, [lib.afw_worker_memory_fd(worker), lib.afw_worker_windows_fd(worker), *kept, *opened])
         except BaseException:
             for fd in kept[cell is not None :]:
                 os.close(fd)
             if cell is not None:
                 cell._saver.close()
+                calls.close()
             if worker is not None:
                 lib.afw_worker_free(worker)
             raise
@@ -151,6 +152,7 @@ class Cell:
         self._loop.add_reader(read, self._log.drain)
         self._loop.add_reader(self._pidfd, self._died)
         self._loop.add_reader(self._eventfd, self._readable)
+        self._calls.open(self.live, self._fail)
 
     async def _started(self) -> None:
         end = time.monotonic() + _START_SECONDS
@@ -200,6 +202,7 @@ class Cell:
         self._loop.remove_reader(self._log.fd)
         self._log.close()
         self._saver.close()
+        self._calls.close()
         os.close(self._eventfd)
         for fd in self._runner_fds:
             os.close(fd)
@@ -255,9 +258,7 @@ class Cell:
 
     def restore(self, vm: int, pid: int, rules: bytes = b"", note: bytes = b"", soon: bool = False, later: bool = False) -> None:
         """Starts VM `vm` from `snapshot_in`; its getpid() will be `pid`. `rules` (`compile_rules()`): what it may not do.
-
         From a SavedVm it goes on where that stood. `pid` must be another than that had; `note` is what its /proc/agentfw says.
-
         With CellConfig.recycle a VM that ended with kind "code", "signal" or "killed" is put back to the snapshot's state where
         that is certain, and made anew elsewhere (`VmStatistics.recycled` tells). Who may follow whom is the caller's decision.
         `soon`: it is among the next to get a job. What jobs write to is made ready now: less work when it comes, 1 MB until then.
@@ -292,7 +293,6 @@ class Cell:
 
     async def save(self, vm: int) -> SavedVm:
         """VM `vm`, which runs, as it stands now; it runs on. CellError if that cannot be, with the reason.
-
         Not saved: connections (those who go on from it see them reset), bytes in its standard streams, signals on their way.
         """
         if not self.live(vm):
@@ -306,7 +306,6 @@ class Cell:
 
     def rules(self, vm: int, rules: bytes) -> None:
         """Gives VM `vm`, which was restored without rules, those of its agent (`compile_rules()`; empty: none).
-
         Once, before its job. What is sent to its job stream from here on waits until they are in force. A table that the cell
         refuses ends the VM ("internal"). Nothing if the VM is gone; ValueError if it was booted or has its rules.
         """
@@ -521,8 +520,6 @@ class Cell:
             self._call(self._handler.vm_ready, vm, 0, 0)
         elif kind == lib.AFW_EV_SAVED:
             self._saver.saved(vm, a, _positive(b))
-        elif kind == lib.AFW_EV_TRACE:
-            trace.log(vm, a, b, c, arg)
         elif kind == lib.AFW_EV_ERROR:
             shared = self._shared_copy(vm)  # keeps the memory that .text points into
             self._exit(vm, record, VmExit("internal", 0, 0, _lib.string(shared.text) or "the cell failed for this VM"))
@@ -533,6 +530,7 @@ class Cell:
         return copy
 
     def _exit(self, vm: int, record: Life, end: VmExit) -> None:
+        self._calls.ended(vm, end)
         record.live = False
         record.enforce()
         record.stand()

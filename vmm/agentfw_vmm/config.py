@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from .errors import CellError
 from .in_memory import InMemory
 from .saved import SavedVm
+from .trace import Tracer, plan
 
 _END, _MOUNT, _FILE, _PROGRAM, _ARG, _ENV, _MEMORY, _SNAPSHOT_IN, _SNAPSHOT_OUT, _SLICE, _TRACE, _TMP, _SYMLINK, _KEY = range(14)
 _HOT_IN, _HOT_OUT, _ALIAS, _RECYCLE, _SAVE, _SAVED = range(14, 20)
@@ -40,7 +41,8 @@ class CellConfig:
     cell of a rehearsal wrote them to its hot_out. key: 32 bytes that a snapshot must carry (b"": zeros).
     tmp_bytes, tmp_inodes: limits of each VM's private /tmp, /var/tmp and /dev/shm; private_dirs: guest paths of further private
     directories, e.g. the home directory. recycle: a VM that ended is kept, with up to `recycle_pages` pages of 4 KiB of what it
-    changed, until the next restore() puts it back or discard() frees it. trace: system calls go to the logger agentfw.vmm.strace.
+    changed, until the next restore() puts it back or discard() frees it. trace: who is told of the VMs' system calls (not of
+    those of a VM that is booted to be saved).
     """
 
     vms: int = 1
@@ -62,7 +64,7 @@ class CellConfig:
     private_dirs: list[str] = field(default_factory=list)
     recycle: bool = False
     recycle_pages: int = 1024
-    trace: bool = False
+    trace: Tracer | None = None
     slice_ns: int = 0  # 0: the cell's default
 
 
@@ -111,7 +113,7 @@ def _open(path: os.PathLike[str] | str, flags: int, opened: list[int]) -> int:
     return fd
 
 
-def encode(config: CellConfig, opened: list[int], save: int = -1) -> bytes:
+def encode(config: CellConfig, opened: list[int], save: int = -1, trace: int = -1) -> bytes:
     """The configuration as records; descriptors it names are appended to `opened`, to be inherited and then closed.
 
     The snapshot's paths are opened here, so that a cell needs no path of the host. `save`: descriptor of the file for VMs that
@@ -164,7 +166,7 @@ def encode(config: CellConfig, opened: list[int], save: int = -1) -> bytes:
         parts.append(_record(_RECYCLE, struct.pack("<I", config.recycle_pages)))
     if config.slice_ns:
         parts.append(_record(_SLICE, struct.pack("<Q", config.slice_ns)))
-    if config.trace:
-        parts.append(_record(_TRACE, struct.pack("<I", 1)))
+    if config.trace is not None and trace >= 0:
+        parts.append(_record(_TRACE, plan(trace, config.trace.copies())))
     parts.append(_record(_END, b""))
     return b"".join(parts)

@@ -1,29 +1,108 @@
-"""strace lines: the calls a guest made, as its shim reported them."""
+"""System calls of VMs as their cell tells them (vmm/native/cell/tracing.c): what the messages hold.
+
+All of it is the guest's word. A cell that was taken over may send anything, so a message is checked as it is taken apart.
+"""
 
 from __future__ import annotations
 
-import errno
-import logging
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
-from .syscalls import NUMBERS
+if TYPE_CHECKING:
+    from .report import VmExit
 
-logger = logging.getLogger("agentfw.vmm.strace")
+#: Bytes of a message at most (RECORD in tracing.c).
+MESSAGE = 32 << 10
+#: Places of chunks: argument n, or pieces of vectors (cell.h).
+NAME = 31
+PIECES = 32
 
-_NAMES = {number: name for name, number in NUMBERS.items()}
+TEXT, BYTES, COUNTED, RESULT, LENGTH, VECTOR, MESSAGE_HEADER = range(1, 8)
 
-
-def syscall_name(number: int) -> str:
-    """`openat`, or `syscall_1000` for one that Linux does not have."""
-    return _NAMES.get(number, f"syscall_{number}")
-
-
-def line(a: int, b: int, c: int, arg: int) -> str:
-    """One AFW_EV_TRACE as text: the call, its first two arguments (of the second the low 32 bits), its result, who answered."""
-    number, host = a & 0xFFFFFFFF, a >> 32
-    result = b - (1 << 64) if b >> 63 else b
-    text = errno.errorcode.get(-result, str(result)) if -4096 < result < 0 else f"{result:#x}" if result > 9999 else str(result)
-    return f"{syscall_name(number)}({c:#x}, {arg:#x}) = {text}{' [host]' if host & 1 else ''}"
+_HEAD = struct.Struct("<IIIIQQQQ6QII")
+_CHUNK = struct.Struct("<HHI")
+_COPY = struct.Struct("<IBBBBII")
+_ENTRY = 1
 
 
-def log(vm: int, a: int, b: int, c: int, arg: int) -> None:
-    logger.info("vm %d: %s", vm, line(a, b, c, arg))
+@dataclass(frozen=True)
+class Copy:
+    """What to copy for call `number` (struct afw_trace_copy): `limit` bytes at most, of elements of `unit` bytes."""
+
+    number: int
+    leave: bool
+    kind: int
+    arg: int
+    size: int = 0
+    limit: int = 4096
+    unit: int = 1
+
+    def packed(self) -> bytes:
+        return _COPY.pack(self.number, self.leave, self.kind, self.arg, self.size, self.limit, self.unit)
+
+
+@dataclass
+class Chunk:
+    """Guest memory. `broken`: what comes after these bytes cannot be read."""
+
+    data: bytes
+    broken: bool = False
+
+
+@dataclass
+class Event:
+    """A call's beginning (`entry`), or its end. `ns`: CLOCK_MONOTONIC; `lost`: messages before it that nobody took."""
+
+    vm: int
+    entry: bool
+    tid: int
+    host: bool
+    number: int
+    result: int
+    ns: int
+    args: tuple[int, ...]
+    lost: int = 0
+    memory: dict[int, Chunk] = field(default_factory=dict)
+
+
+class Tracer(Protocol):
+    """Who is told of the system calls of a cell's VMs (CellConfig.trace). Called on the loop of the cell; must not raise."""
+
+    def copies(self) -> Iterable[Copy]:
+        """What is to be copied for which call; asked once, before the cell starts."""
+
+    def call(self, event: Event) -> None:
+        """A call began or ended."""
+
+    def ended(self, vm: int, report: VmExit) -> None:
+        """After the last of them."""
+
+
+def plan(fd: int, copies: Iterable[Copy]) -> bytes:
+    """Content of AFW_REC_TRACE."""
+    return struct.pack("<II", fd, 0) + b"".join(copy.packed() for copy in copies)
+
+
+def parse(message: bytes) -> Event:
+    """ValueError: it is not one of the cell's messages."""
+    if len(message) < _HEAD.size:
+        raise ValueError(f"{len(message)} bytes")
+    vm, kind, tid, host, number, result, ns, _, *args, lost, chunks = _HEAD.unpack_from(message)
+    event = Event(vm, kind == _ENTRY, tid, bool(host), number, _signed(result), ns, tuple(args), lost)
+    at = _HEAD.size
+    for _ in range(chunks):
+        if len(message) - at < _CHUNK.size:
+            raise ValueError("a chunk lies outside")
+        place, error, size = _CHUNK.unpack_from(message, at)
+        at += _CHUNK.size
+        if size > len(message) - at:
+            raise ValueError(f"a chunk of {size} bytes lies outside")
+        event.memory[place] = Chunk(message[at : at + size], bool(error))
+        at += size
+    return event
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value

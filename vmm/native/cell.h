@@ -22,7 +22,6 @@ enum afw_event_type {
     AFW_EV_EXIT = 4,                 /* VM is gone; read vm[].exit_* */
     AFW_EV_SITES = 5,                /* runner's site area holds code to decode: arg = AFW_SITES_*, a = guest address, b = bytes, c = request id, d = AFW_SITES_LAZY: offset of the return address */
     AFW_EV_ERROR = 6,                /* the cell itself failed for this VM: vm[].text says what */
-    AFW_EV_TRACE = 7,                /* a = nr | where << 32, b = result, c = first argument; arg = low bits of the second */
     AFW_EV_RULES = 8,                /* VM has the rules that AFW_CMD_RULES gave it: what comes from here on is under them */
     AFW_EV_SAVED = 9,                /* answer to AFW_CMD_SAVE: a = bytes of the file, b = 0 or -errno (save.c) */
     AFW_EV_STANDS = 10               /* VM, restored with AFW_RESTORE_LATER, is ready to run */
@@ -235,7 +234,7 @@ struct afw_runner_queues {
 #define AFW_REC_SNAPSHOT_IN 7        /* u32 fd */
 #define AFW_REC_SNAPSHOT_OUT 8       /* u32 fd, writable */
 #define AFW_REC_SLICE 9              /* u64 ns a time slice (default 5 ms) */
-#define AFW_REC_TRACE 10             /* u32 1: strace */
+#define AFW_REC_TRACE 10             /* u32 fd (SOCK_SEQPACKET), u32 0, struct afw_trace_copy...: system calls are told there, a struct afw_trace each */
 #define AFW_REC_TMP 11               /* u64 bytes the private /tmp may hold, u64 inodes: makes /tmp, /var/tmp, /dev/shm; then, if any,
                                       * guest paths (each ended by a NUL) of further private directories, e.g. the home directory */
 #define AFW_REC_SYMLINK 12           /* u32 path length, path, target: a synthetic symbolic link */
@@ -286,4 +285,45 @@ struct afw_snapshot_header {
     uint64_t needs[4];               /* CPU features that code in the snapshot may use: bits as in needs.h */
     struct afw_snapshot_extent extent[AFW_SNAPSHOT_EXTENTS];
 };
+
+/* ---- strace (tracing.c): a message a call's beginning, one its end ---- */
+#define AFW_TRACE_ENTRY 1
+#define AFW_TRACE_LEAVE 2
+struct afw_trace {
+    uint32_t vm;
+    uint32_t kind;
+    uint32_t tid;                    /* 0: not known */
+    uint32_t host;                   /* LEAVE: 1 if the call went to the host by the ring */
+    uint64_t number;                 /* ~0: the call was rt_sigreturn, or a thread's first steps */
+    uint64_t result;
+    uint64_t ns;                     /* CLOCK_MONOTONIC */
+    uint64_t cpu_ns;                 /* what the VM had used when it was entered last */
+    uint64_t arg[6];
+    uint32_t lost;                   /* messages before this one that the worker did not take in time */
+    uint32_t chunks;                 /* that follow */
+};
+struct afw_trace_chunk {             /* then its bytes, unpadded */
+    uint16_t place;                  /* an argument's number; or AFW_TRACE_*, from which on pieces of vectors are counted */
+    uint16_t error;                  /* EFAULT: what comes after these bytes cannot be read */
+    uint32_t size;
+};
+#define AFW_TRACE_PIECES 32          /* argument n's vector: n times this (n > 0), then its pieces. sendmsg and recvmsg: n = 1 */
+#define AFW_TRACE_NAME 31            /* msg_name */
+/* What to copy for a call */
+struct afw_trace_copy {
+    uint32_t number;
+    uint8_t leave;                   /* 1: when it has ended without an error; 0: when it begins */
+    uint8_t kind;
+    uint8_t arg;                     /* the pointer */
+    uint8_t size;                    /* the argument that tells how many */
+    uint32_t limit;                  /* bytes at most */
+    uint32_t unit;                   /* bytes of an element, at least 1 */
+};
+#define AFW_COPY_TEXT 1              /* up to a NUL */
+#define AFW_COPY_BYTES 2             /* limit bytes */
+#define AFW_COPY_COUNTED 3           /* as many elements as argument `size` says */
+#define AFW_COPY_RESULT 4            /* as the result says */
+#define AFW_COPY_LENGTH 5            /* bytes as the u32 says that argument `size` points to */
+#define AFW_COPY_VECTOR 6            /* struct iovec, argument `size` of them */
+#define AFW_COPY_MESSAGE 7           /* struct msghdr */
 #endif

@@ -26,19 +26,23 @@ class RunError(AgentfwError):
         super().__init__(message)
 
 
+#: Options that take a value only behind `=`: what they are without one.
+_WITH_VALUE = {"--strace": "--strace=lines"}
+
+
 class RunCommand(click.Command):
     """Options end where the program begins: at `-m`, `-c`, `-`, or the script; all that follows is the program's."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ours, ctx.meta["program"] = split(args, {flag for flag, takes in self._options().items() if takes})
-        return super().parse_args(ctx, ours)
+        return super().parse_args(ctx, [_WITH_VALUE.get(arg, arg) for arg in ours])
 
     def _options(self) -> dict[str, bool]:
         found = {}
         for parameter in self.params:
             if isinstance(parameter, click.Option):
                 for flag in (*parameter.opts, *parameter.secondary_opts):
-                    found[flag] = not parameter.is_flag and not parameter.count
+                    found[flag] = not parameter.is_flag and not parameter.count and flag not in _WITH_VALUE
         return found
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -26,12 +26,14 @@ from .output import Kept, Lines, Plain, Writer, complain, may_read_stdin, progre
 from .reload import Reloads, Terminal
 from .statistics import document_of, statistics_of
 from .tables import as_text
+from .traced import StraceOptions, strace_options, tracing
 
 if TYPE_CHECKING:
     from ..agents import ExitReport
     from ..config import Config
     from ..fleet import Fleet, Job, Result
     from ..snapshots import Template
+    from ..strace import Strace
 
 MEMORY = "512M"
 AT_ONCE = 256
@@ -57,7 +59,7 @@ class Options:
     as_json: bool
     quiet: bool
     verbose: int
-    strace: bool
+    strace: StraceOptions | None
     trace_plugins: bool
     load: Callable[[], Config]
     """Reads the configuration again."""
@@ -96,7 +98,17 @@ Exit status: the program's; 128+n if signal n ended it (130: Ctrl-C, 137: killed
 @click.option("--snapshot", metavar="NAME", help="Start from a snapshot that `agentfw snapshot` has.")
 @click.option("--stats", is_flag=True, help="Print what the VMs and plugins counted, at the end, on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document with output, ends and counters instead.")
-@click.option("--strace", is_flag=True, help="Print the agents' system calls on stderr.")
+@click.option(
+    "--strace",
+    type=click.Choice(["lines", "summary"]),
+    metavar="[=lines|=summary]",
+    help="Print the agents' system calls on stderr, or a table of them at the end.",
+)
+@click.option("--strace-out", type=click.Path(path_type=Path), metavar="FILE", help="Write the system calls there instead.")
+@click.option("--strace-calls", metavar="NAMES", help="Only these system calls, as `open*,read`.")
+@click.option(
+    "--strace-size", type=click.IntRange(0, 1024), default=32, metavar="BYTES", help="Of a string that are shown.  [default: 32]"
+)
 @click.option("--trace-plugins", is_flag=True, envvar=TRACE_VARIABLES, help="Print each call of a plugin's hook on stderr.")
 @click.option("-q", "--quiet", is_flag=True, help="No notes on stderr, errors only.")
 @click.option("-v", "--verbose", count=True, help="More on stderr; -vv: debugging.")
@@ -117,7 +129,10 @@ def run(
     snapshot: str | None,
     stats: bool,
     as_json: bool,
-    strace: bool,
+    strace: str | None,
+    strace_out: Path | None,
+    strace_calls: str | None,
+    strace_size: int,
     trace_plugins: bool,
     quiet: bool,
     verbose: int,
@@ -131,7 +146,7 @@ def run(
     from ..config import FILE_NAME, Config, load_config
     from ..plugins import chosen_plugins
 
-    denials = _logging(quiet, verbose, strace)
+    denials = _logging(quiet, verbose)
     program: list[str] = ctx.meta["program"]
     if not program or (program[0] in ("-m", "-c") and (len(program) < 2 or not program[1])):
         raise click.UsageError("no program: name a script, `-m module`, `-c code` or `-`", ctx)
@@ -151,7 +166,7 @@ def run(
         as_json=as_json,
         quiet=quiet,
         verbose=verbose,
-        strace=strace,
+        strace=strace_options(strace, strace_out, strace_calls, strace_size),
         trace_plugins=trace_plugins,
         load=lambda: Config() if no_config else load_config(config_file or config.file, pipes=False),
         python=python,
@@ -192,7 +207,7 @@ def _memory(text: str | None, config: Config) -> int:
         raise RunError(f"memory `{given}` {error}") from None  # that of the file was looked at with it
 
 
-def _logging(quiet: bool, verbose: int, strace: bool) -> _Denials:
+def _logging(quiet: bool, verbose: int) -> _Denials:
     level = logging.ERROR if quiet else (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(OneLine("%(name)s: %(message)s"))
@@ -203,8 +218,6 @@ def _logging(quiet: bool, verbose: int, strace: bool) -> _Denials:
         logging.getLogger("agentfw.relay").setLevel(logging.INFO)
         for each in logging.getLogger().handlers:
             each.addFilter(denials)
-    if strace:
-        logging.getLogger("agentfw.vmm.strace").setLevel(logging.DEBUG)
     return denials
 
 
@@ -266,14 +279,18 @@ def _with_loop(options: Options, program: Sequence[str]) -> int:
 
     more_descriptors()
     # What plugins print is not data: our stdout is the agents', or one JSON document.
-    with contextlib.redirect_stdout(sys.stderr), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        status, document = runner.run(_run(options, program))
+    with (
+        contextlib.redirect_stdout(sys.stderr),
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        tracing(options.strace, options.count > 1) as strace,
+    ):
+        status, document = runner.run(_run(options, program, strace))
     if document is not None:
         click.echo(document)
     return status
 
 
-async def _run(options: Options, program: Sequence[str]) -> tuple[int, str | None]:
+async def _run(options: Options, program: Sequence[str], strace: Strace | None) -> tuple[int, str | None]:
     """Exit status, and the document of `--json`."""
     from ..fleet import Fleet
     from ..plugins import load_plugins
@@ -301,7 +318,7 @@ async def _run(options: Options, program: Sequence[str]) -> tuple[int, str | Non
         size=min(options.count, AT_ONCE),
         progress=progress if not options.quiet else None,
         on_line=(lambda line: say(f"template: {line}")) if options.verbose else lambda line: None,
-        trace=options.strace,
+        trace=strace,
         recycle=options.count > AT_ONCE,
     )
     if options.trace_plugins:

@@ -134,7 +134,6 @@ void boot_ctl(struct machine *m, uint32_t pid)
 {
     struct afw_ctl *ctl = m->vm.ctl;
     ctl->pid = pid;
-    ctl->trace = cell.config.trace;
     ctl->resched = 0;
     ctl->wake = 1;                               /* the worker may have filled the window before */
     ctl->sigpending = 0;

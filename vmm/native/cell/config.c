@@ -100,10 +100,7 @@ static int record(uint32_t type, const uint8_t *p, uint32_t size)
         c->slice_ns = u64(p);
         return c->slice_ns >= 1000 && c->slice_ns <= 10000000000 ? 0 : -ERANGE;
     case AFW_REC_TRACE:
-        if (size != 4)
-            return -EINVAL;
-        c->trace = u32(p) != 0;
-        return 0;
+        return trace_configure(p, size);
     case AFW_REC_KEY:
         if (size != sizeof c->key)
             return -EINVAL;
@@ -157,7 +154,8 @@ void config_fds(const uint8_t *records, uint64_t size, void (*keep)(int fd))
     const uint8_t *p;
     while ((p = next(records, size, &at, &r)) && r.type != AFW_REC_END) {
         if ((r.type == AFW_REC_MOUNT || r.type == AFW_REC_SNAPSHOT_IN || r.type == AFW_REC_SNAPSHOT_OUT || r.type == AFW_REC_HOT_IN ||
-             r.type == AFW_REC_HOT_OUT || r.type == AFW_REC_SAVE || r.type == AFW_REC_SAVED) && r.size >= 4)
+             r.type == AFW_REC_HOT_OUT || r.type == AFW_REC_SAVE || r.type == AFW_REC_SAVED ||
+             r.type == AFW_REC_TRACE) && r.size >= 4)
             keep((int)u32(p));
     }
 }

@@ -50,7 +50,7 @@ struct config {
     uint32_t argc, envc;
     uint64_t memory, slice_ns;
     int snapshot_in, snapshot_out, hot_out, save, saved;   /* -1: none */
-    bool trace, has_key;
+    bool has_key;
     uint32_t recycle;                            /* pages kept in memory of a VM that ended; 0: VMs are not kept */
     uint8_t key[32];
 };
@@ -189,6 +189,7 @@ struct machine {
     uint64_t reset_ns, private_pages;            /* as in struct afw_vm_shm */
     enum stands stands;
     struct saving *saving;                       /* save.c; 0: nobody has asked */
+    struct tracing *tracing;                     /* tracing.c; 0: nobody has asked */
     bool forked;                                 /* restored from what SAVE wrote */
 };
 static inline struct machine *machine_of(struct vm *vm) { return (struct machine *)vm; }
@@ -211,7 +212,7 @@ int boot(struct machine *m);                     /* AFW_CMD_BOOT on a fresh mach
 void boot_tables(struct machine *m);
 int boot_vcpu(struct machine *m, uint64_t fs_base, uint64_t gs_base);
 int boot_msrs(struct machine *m);                /* and the TSC: of boot_vcpu(), what a vCPU that ran needs again */
-void boot_ctl(struct machine *m, uint32_t pid);  /* fields that are new in each VM: seed, clock, pid, trace */
+void boot_ctl(struct machine *m, uint32_t pid);  /* fields that are new in each VM: seed, clock, pid */
 
 /* ---- elf.c ---- */
 struct image {
@@ -355,6 +356,13 @@ void hot_restored(struct machine *m, const uint64_t *chunks);   /* before there 
 void hot_job(struct machine *m, bool certain);   /* its job is there, or looked for; or it wakes up */
 void hot_parked(struct machine *m);              /* in a rehearsal: the VM waits */
 void hot_record(struct machine *m);              /* and ends; before it is closed */
+
+/* ---- tracing.c ---- */
+int trace_configure(const uint8_t *record, uint32_t size);
+int trace_begin(struct machine *m);              /* a VM before it runs; not one that will be a template */
+void trace_end(struct machine *m);
+void trace_call(struct machine *m, bool leave);  /* AFW_PORT_ENTRY, AFW_PORT_LEAVE */
+void trace_ring(struct machine *m);              /* a doorbell */
 
 /* ---- clock.c ---- */
 void clock_setup(uint32_t tsc_khz);

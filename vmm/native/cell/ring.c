@@ -32,15 +32,6 @@ bool ring_has_answers(struct machine *m)
     return __atomic_load_n(&m->vm.ctl->cq_head, __ATOMIC_ACQUIRE) != m->cq_tail;
 }
 
-static int64_t trace(struct machine *m, const struct afw_sqe *e)
-{
-    if (!cell.config.trace)
-        return 0;
-    const struct afw_event ev = {.type = AFW_EV_TRACE, .vm = m->vm.id, .arg = (uint32_t)e->a[2], .a = (e->a[0] & 0xffffffff) | e->a[5] << 32,
-                                 .b = e->a[4], .c = e->a[1]};
-    return runner_event(m->vm.runner, &ev);
-}
-
 static void program_exit(struct machine *m, const struct afw_sqe *e)
 {
     int status = (int)(e->a[0] & 0xff), signal = (int)(e->a[1] & 0x7f);
@@ -137,9 +128,6 @@ static int64_t perform(struct machine *m, const struct afw_sqe *e, bool *later)
         break;
     case AFW_OP_READY:
         r = ready(m, e);
-        break;
-    case AFW_OP_TRACE:
-        r = trace(m, e);
         break;
     default:
         return -ENOSYS;

@@ -282,6 +282,10 @@ static void start_vm(struct runner *r, const struct afw_command *c)
         vm_fail(m, "%s", error);
         return;
     }
+    if (!(m->template && cell.config.snapshot_out >= 0) && (e = trace_begin(m))) {
+        vm_fail(m, "cannot trace the VM: %s", strerror(-e));
+        return;
+    }
     m->state = RUN_READY;
     if (m->asleep) {
         m->state = RUN_PARKED;

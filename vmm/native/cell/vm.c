@@ -16,7 +16,7 @@
 bool rip_in_shim(uint64_t rip)
 {
     return (rip >= cell.shim.text_start && rip < cell.shim.text_end) || (rip >= AFW_SITES && rip < AFW_SITES_END) ||
-           (rip >= AFW_EXC_STUBS && rip < AFW_EXC_STACK_TOP);
+           (rip >= AFW_EXC_STUBS && rip < AFW_EXC_STACK_TOP) || (rip >= AFW_TRACE && rip < AFW_TRACE + PAGE);
 }
 
 /* To make a VM, KVM takes a lock of each mapping of this process, and a restored VM is a hundred mappings: made one after the other,
@@ -73,6 +73,7 @@ void vm_forget(struct machine *m)
     rules_free(vm->rules);
     free(vm->note);
     save_drop(m);
+    trace_end(m);
     vm->note = 0;
     vm->sites = 0;
     vm->vfs = 0;
@@ -258,6 +259,8 @@ static enum after serve_exit(struct machine *m)
             m->stands = STANDS_DOORBELL;
             bool wait = port == AFW_PORT_WAIT;
             *(wait ? &s->exits_wait : &s->exits_kick) += 1;
+            if (m->tracing)
+                trace_ring(m);
             sites_backstop(vm);
             return serve_ring(m, wait);
         }
@@ -270,6 +273,10 @@ static enum after serve_exit(struct machine *m)
             volatile struct afw_ctl *ctl = vm->ctl;
             vm_end(m, AFW_EXIT_INTERNAL, 0, 0, "shim panic %u at line %u", ctl->panic_code, ctl->panic_line);
             return LEAVE;
+        }
+        if ((port == AFW_PORT_ENTRY || port == AFW_PORT_LEAVE) && m->tracing) {
+            trace_call(m, port == AFW_PORT_LEAVE);
+            return AGAIN;
         }
         /* Another port, or `in`: IOPL 3 lets a program try. Linux would have sent it SIGSEGV. */
         fault_access(m, ACCESS_IO, 0);
