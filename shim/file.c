@@ -86,7 +86,8 @@ static s64 read_piece(struct file *f, u64 piece, u64 len, u64 at)
     struct ringfile *r = RING(f);
     u64 off = at - r->ahead_at, into = piece, want = len;
     s64 n;
-    if (fresh(&r->read) && off < r->ahead_n + r->last) {
+    /* Only the whole of it, or all there is: a file's read() comes out short at the file's end, and nowhere else. */
+    if (fresh(&r->read) && off < r->ahead_n + r->last && (r->last || len <= r->ahead_n - off)) {
         n = min64(len, r->ahead_n - off);
         copy_out(piece, r->ahead + off, n);
         return n;

@@ -91,6 +91,12 @@ show(err(open, "fdtest/x"), err(open, "x" * 256), err(open, "y/" * 3000), err(os
 with open("big", "wb") as f:
     f.write(random.Random(1).randbytes(3_000_000))
 show(hashlib.sha256(open("big", "rb").read()).hexdigest())
+# a read() is short at the end of the file, and nowhere else
+sizes = random.Random(7)
+for most in (5, 40, 6000, 100_000):
+    fd = os.open("big", os.O_RDONLY)
+    show([len(os.read(fd, sizes.randint(1, most))) for _ in range(200)], os.lseek(fd, 0, os.SEEK_CUR))
+    os.close(fd)
 shutil.copy2("big", "big2")
 show(filecmp.cmp("big", "big2", shallow=False))
 shutil.copytree("a", "acopy", symlinks=True)
