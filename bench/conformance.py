@@ -27,7 +27,7 @@ from typing import Any
 from conformance import known as known_failures
 from conformance import modules
 from conformance.known import Known
-from conformance.outcome import MODULE, Difference, Outcome, differences
+from conformance.outcome import Difference, Outcome, differences
 from conformance.running import Attempt, Wish, natively, run, vms
 from conformance.table import HEAD, Row, below, line, total
 
@@ -121,10 +121,11 @@ class Bench:
             )
         row.vm = await run(wish, attempt)
         native = row.native or _as_if_all_passed(row.vm)
+        known_failures.exclude(entries, native, row.vm)
         found = list(differences(native, row.vm))
         row.subprocess = [each for each in found if each.subprocess]
         row.differ = [each for each in found if not each.subprocess]
-        again = [each for each in row.differ if each.vm in ("failed", "error", "skipped")]
+        again = [each for each in row.differ if each.vm in ("failed", "error", "skipped") and each.case in native.cases]
         if again and len(again) <= RETRIED and not self.options.no_retry:
             rest = await self.differ_again(native, again, wish, attempt)
             row.unsteady = [each for each in again if each.case not in rest]
@@ -137,7 +138,7 @@ class Bench:
         only = tuple(each.case for each in found)
         rerun = await run(dataclasses.replace(wish, only=only), attempt)
         part = Outcome(native.module, {name: native.cases[name] for name in only if name in native.cases})
-        return {each.case for each in differences(part, rerun)} | ({MODULE} & set(only))
+        return {each.case for each in differences(part, rerun)}
 
     async def all(self, names: list[str]) -> list[Row]:
         print(HEAD, flush=True)

@@ -1,6 +1,7 @@
 """The known failures: patterns of cases with the reason for each.
 
-tests/conformance/known_failures.toml is a list of tables:
+tests/conformance/known_failures.toml is a list of tables. A pattern that matches "MODULE.(module)" is about the module as a
+whole.
 
     [[known]]
     pattern = "test_os.ForkTests.*"    # of a case, as in fnmatch
@@ -12,12 +13,13 @@ tests/conformance/known_failures.toml is a list of tables:
 from __future__ import annotations
 
 import fnmatch
+import re
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .outcome import GOOD, Outcome
+from .outcome import GOOD, MODULE, Outcome
 
 KINDS = ("subprocess", "limit", "native")
 FILE = Path(__file__).parents[2] / "tests/conformance/known_failures.toml"
@@ -33,9 +35,10 @@ class Known:
         return fnmatch.fnmatchcase(case, self.pattern)
 
     def concerns(self, module: str) -> bool:
-        """Whether a case of this module may match."""
-        head = self.pattern.split("*")[0].split("?")[0].split("[")[0]
-        return head.startswith(module + ".") or (module + ".").startswith(head)
+        """Whether a case of this module may match: its names begin with the module's, or, where the module only gathers
+        others' cases ("ctypes.test..."), with none that is a module's."""
+        head = re.split(r"[*?\[]", self.pattern)[0]
+        return not head.startswith("test_") or head.startswith(module + ".") or (module + ".").startswith(head)
 
 
 def read(file: Path) -> list[Known]:
@@ -55,6 +58,15 @@ def read(file: Path) -> list[Known]:
     if twice:
         raise ValueError(f"{file}: twice: {', '.join(sorted(twice))}")
     return found
+
+
+def exclude(entries: Sequence[Known], native: Outcome, vm: Outcome) -> None:
+    """Add to what was excluded what a VM could not tell of, since it could not load the module."""
+    found = set(vm.excluded)
+    found |= {case for case in native.cases if any(entry.matches(case) for entry in entries)}
+    if MODULE in vm.cases and any(entry.matches(f"{vm.module}.{MODULE}") for entry in entries):
+        found.add(MODULE)
+    vm.excluded = sorted(found)
 
 
 def counted(entries: Iterable[Known]) -> int:

@@ -104,8 +104,8 @@ def differences(native: Outcome, vm: Outcome) -> Iterator[Difference]:
     """Cases that pass natively and are not excluded, but fail, are missing, or are skipped in the VM."""
     excluded = set(vm.excluded)
     module = vm.cases.get(MODULE)
-    if module is not None and MODULE not in native.cases:
-        yield Difference(MODULE, "passed", module.outcome, module.text, REFUSED in module.text)
+    if module is not None and MODULE not in native.cases and MODULE not in excluded:
+        yield Difference(f"{vm.module}.{MODULE}", "passed", module.outcome, module.text, REFUSED in module.text)
     for name, case in native.cases.items():
         if case.outcome not in GOOD or name in excluded:
             continue
