@@ -10,7 +10,7 @@
 #define AFW_ABI_H
 #include <stdint.h>
 
-#define AFW_ABI 4
+#define AFW_ABI 5
 
 /* ---- Guest address space. GVA = GPA; 2 MiB leaves, user+write+exec; GVA 0..2 MiB is not mapped (null dereferences fault,
  * and the page tables, which lie there as GPA, are out of the guest's sight). Everything runs at CPL 3. ---- */
@@ -91,11 +91,12 @@ struct afw_cqe {
 #define AFW_SQ_LEN 64
 #define AFW_CQ_LEN 128
 
+#define AFW_RANDOM 256
 /* The control page. "h": written by the host while the vCPU stands still (the exceptions say so); "g": written by the guest. */
 struct afw_ctl {
     uint32_t abi;                    /* h */
     uint32_t pid;                    /* h  getpid(); another one after each restore */
-    uint32_t generation;             /* h  raised at each restore: the shim takes up seed, pid and clock when it sees a new one */
+    uint32_t generation;             /* h  raised at each restore: the shim takes up pid and clock when it sees a new one */
     uint32_t resched;                /* h  time slice ended inside the shim, or a signal came: look before leaving */
     uint32_t sq_head;                /* h  free-running */
     uint32_t sq_tail;                /* g  free-running */
@@ -110,7 +111,12 @@ struct afw_ctl {
     uint64_t mono_base;              /* h */
     uint64_t real_offset;            /* h  CLOCK_REALTIME = monotonic + real_offset, ns */
     uint64_t cpu_ns;                 /* h  CPU time the VM used up to the last entry, ns (CLOCK_PROCESS_CPUTIME_ID) */
-    uint8_t seed[32];                /* h  fresh from the host's getrandom at boot and at each restore; g wipes it */
+    /* what AFW_OP_CALL looks at */
+    uint64_t fd_table;               /* g  address of a uint64_t a descriptor: its struct file, bit 0 apart; 0: not open */
+    uint32_t fd_size;                /* g  descriptors in it */
+    uint32_t umask;                  /* h */
+    uint32_t random_left;            /* h, g  bytes of random[] that were not handed out: its first ones */
+    uint32_t reserved_call[3];
     /* memory map, fixed at boot */
     uint64_t brk_start;              /* h */
     uint64_t brk_max;                /* h */
@@ -152,11 +158,8 @@ struct afw_ctl {
     uint32_t forked;                 /* h  1: this generation goes on from where a running VM stood, 0: from the template's READY */
     uint32_t reserved_forked;
     uint64_t fork_fill;              /* g  address of AFW_FORK_FILL bytes that get random content in every VM that goes on so; 0: none */
-    /* what AFW_OP_CALL looks at; rlimit and umask are set at boot and then kept by the calls that change them */
-    uint64_t fd_table;               /* g  address of a uint64_t a descriptor: its struct file, bit 0 apart; 0: not open */
-    uint32_t fd_size;                /* g  descriptors in it */
-    uint32_t umask;                  /* h  */
-    uint64_t rlimit[32];             /* h  soft and hard of each resource */
+    uint64_t rlimit[32];             /* h  soft and hard of each resource; as umask set at boot, then kept by the calls that change it */
+    uint8_t random[AFW_RANDOM];      /* h  the host's getrandom(), fresh at boot, at each restore and by AFW_OP_RANDOM; g wipes what it takes */
 };
 #define AFW_FILE_HANDLE 24           /* in struct file: uint32_t, the host's handle; 0: a file of the guest's own */
 #define AFW_LOST_HANDLE 0xfffffffe   /* of the template's files in a VM made of it: nobody's handle */
@@ -164,7 +167,8 @@ struct afw_ctl {
 #define AFW_FORK_FILL 2496           /* the state of Python's global random generator (MT19937) */
 #define AFW_FORK_SIGNAL 63           /* its handler, if there is one, runs in the main thread of a forked VM when that next goes on */
 
-/* cpuid answers of the fleet's baseline, host-filled; looked up by (leaf, subleaf), else zeros. */
+/* cpuid answers of the fleet's baseline, host-filled; looked up by (leaf, subleaf), else zeros: by the cell (AFW_OP_CPUID), but in the guest, so that it
+ * goes where a snapshot goes. */
 #define AFW_CPUID_MAX 120
 struct afw_cpuid_entry {
     uint32_t leaf;
@@ -228,6 +232,8 @@ enum afw_op {
     /* the VM */
     AFW_OP_READY = 64,               /* template: save the snapshot here; -> 0 in every VM restored from it (and 1 in the template itself) */
     AFW_OP_EXIT = 65,                /* status a0 (0..255)  signal a1 (0, or the signal that killed it) */
+    AFW_OP_RANDOM = 67,              /* buf a0  len a1 -> bytes, 1 MiB at most; a0 = 0: fills ctl.random */
+    AFW_OP_CPUID = 68,               /* leaf a0  subleaf a1  out a2: EAX, EBX, ECX, EDX as uint64_t each, by the table at AFW_CPUID */
     /* AFW_OP_CALL + n: system call n with its arguments, answered by the host (calls.c), by operations above where files are concerned.
      * Calls of fewer than six arguments come with the calling struct thread in a5; open() with where its struct stat goes */
     AFW_OP_CALL = 0x1000

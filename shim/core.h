@@ -122,6 +122,4 @@ u64 cpu_time(void);                  /* of the VM, ns */
 void cpu_time_restart(void);         /* booted or restored */
 
 
-/* random.c */
-void random_reseed(void);
 #endif

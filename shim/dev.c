@@ -5,15 +5,17 @@ enum { NUL, ZERO, FULL, RANDOM, URANDOM };           /* as AFW_OPENED_DEVICE cou
 
 static s64 dev_read(struct file *f, struct io *io, u32 msg UNUSED, s64 pos UNUSED)
 {
-    u8 bytes[128];
     s64 n = io->left;
     if (f->dev == NUL)
         return 0;
-    memset(bytes, 0, sizeof bytes);
     while (io->left) {
+        u64 len, piece = io_piece(io, &len);
+        user_at(piece, len, 1);
         if (f->dev >= RANDOM)
-            random_bytes(bytes, sizeof bytes);
-        io_copy(io, bytes, min64(io->left, sizeof bytes), 1);
+            random_bytes((void *)piece, len);
+        else
+            memset((void *)piece, 0, len);
+        io_skip(io, len);
     }
     return n;
 }

@@ -56,17 +56,5 @@ s64 sys_arch_prctl(u64 code, u64 a)
 /* cpuid of a rewritten site: r = eax, ebx, ecx, edx, in and out. */
 void cpuid_lookup(u64 r[4])
 {
-    const struct afw_cpuid_table *t = (const struct afw_cpuid_table *)AFW_CPUID;
-    u32 leaf = (u32)r[0], sub = (u32)r[2];
-    r[0] = r[1] = r[2] = r[3] = 0;
-    for (u32 i = 0; i < t->n && i < AFW_CPUID_MAX; i++) {
-        const struct afw_cpuid_entry *e = &t->entry[i];
-        if (e->leaf == leaf && (e->any_subleaf || e->subleaf == sub)) {
-            r[0] = e->eax;
-            r[1] = e->ebx;
-            r[2] = e->ecx;
-            r[3] = e->edx;
-            return;
-        }
-    }
+    ring_call(AFW_OP_CPUID, r[0], r[2], (u64)r, 0, 0, 0);
 }

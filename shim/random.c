@@ -1,68 +1,25 @@
-/* getrandom(): ChaCha20 keyed by the host's seed, with the key replaced after each call (fast key erasure). */
+/* getrandom(): the host's own bytes, of which the control page always holds some that are this VM's alone (abi.h). */
 #include "core.h"
 
-static u32 key[8];
-
-static inline u32 rotate(u32 x, u32 n)
-{
-    return x << n | x >> (32 - n);
-}
-
-/* RFC 8439 block function with a zero nonce: the key is used for one call only. */
-static void chacha_block(u32 counter, u32 out[16])
-{
-    u32 in[16] = {0x61707865, 0x3320646e, 0x79622d32, 0x6b206574};
-    memcpy(in + 4, key, 32);
-    in[12] = counter;
-    memcpy(out, in, 64);
-    for (u32 i = 0; i < 80; i++) {   /* quarter rounds: four columns, four diagonals, ten times */
-        u32 n = i & 3, diagonal = i >> 2 & 1;
-        u32 *a = out + n, *b = out + 4 + ((n + diagonal) & 3), *c = out + 8 + ((n + 2 * diagonal) & 3);
-        u32 *d = out + 12 + ((n + 3 * diagonal) & 3);
-        for (u32 shift = 0x07080c10; shift; shift >>= 16) {
-            *a += *b;
-            *d = rotate(*d ^ *a, shift & 31);
-            *c += *d;
-            *b = rotate(*b ^ *c, shift >> 8 & 31);
-        }
-    }
-    for (int i = 0; i < 16; i++)
-        out[i] += in[i];
-}
+#define MANY 128                     /* so many go to where they are wanted at once */
 
 void random_bytes(void *buffer, size_t n)
 {
-    u32 stream[16], counter = 0;
     u8 *p = buffer;
-    chacha_block(counter++, stream);
-    u32 next[8];
-    memcpy(next, stream, 32);        /* first half of the first block: the next key */
-    size_t have = 32;
     while (n) {
-        if (!have) {
-            chacha_block(counter++, stream);
-            have = 64;
+        u32 take = n;
+        if (n > MANY)
+            take = ring_call(AFW_OP_RANDOM, (u64)p, n, 0, 0, 0, 0);
+        else {
+            if (CTL->random_left < take)             /* (what is left is not mixed in: it is as good as the next) */
+                ring_call(AFW_OP_RANDOM, 0, 0, 0, 0, 0, 0);
+            u8 *from = CTL->random + (CTL->random_left -= take);
+            memcpy(p, from, take);
+            memset(from, 0, take);   /* what was handed out, no snapshot or later reader of the page has */
         }
-        size_t take = n < have ? n : have;
-        memcpy(p, (u8 *)stream + 64 - have, take);
-        have -= take;
         p += take;
         n -= take;
     }
-    memcpy(key, next, 32);
-    memset(stream, 0, sizeof stream);
-    memset(next, 0, sizeof next);
-}
-
-/* Mixes the host's seed in and wipes it there, so that no snapshot or later reader of the page has it. */
-void random_reseed(void)
-{
-    u32 *seed = (u32 *)(AFW_CTL + offsetof(struct afw_ctl, seed));
-    for (int i = 0; i < 8; i++)
-        key[i] ^= seed[i];
-    memset(seed, 0, 32);
-    u8 drop[1];
-    random_bytes(drop, 1);
 }
 
 #define GRND_KNOWN 7                 /* NONBLOCK, RANDOM, INSECURE */

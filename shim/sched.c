@@ -114,7 +114,6 @@ static void restored(void)
     generation = CTL->generation;
     if (next_tid < pid)
         next_tid = pid;
-    random_reseed();
     cpu_time_restart();
     cpu_at_switch = cpu_time();
     if (CTL->forked)                 /* its threads keep their ids: mutexes that they hold know them by those */
@@ -492,7 +491,6 @@ void shim_main(void)
     generation = CTL->generation;
     mm_init();
     cpu_time_restart();
-    random_reseed();
     note_alone();
     io_init();
 }

@@ -83,7 +83,7 @@ void signal_send(struct thread *t, int sig, int code, u64 value);   /* t = 0: to
 u64 signal_swap_mask(u64 mask);                      /* sets the current thread's mask for ppoll/pselect/epoll_pwait, returns the old one */
 
 /* ---- misc ---- */
-void random_bytes(void *out, size_t n);              /* ChaCha20 stream keyed by ctl.seed */
+void random_bytes(void *out, size_t n);              /* the host's */
 void panic(u32 code, u32 line) __attribute__((noreturn));
 #define PANIC(code) panic(code, __LINE__)
 void *memcpy(void *d, const void *s, size_t n);

@@ -372,7 +372,7 @@ SNAPSHOT = """
             CHECK(CTL->generation == 1 && CTL->pid != 2);
             CHECK(call(AFW_OP_NOP, 0, 0, 0, 0, 0, 0) == 0);
             say_number(CTL->pid);
-            say_number(CTL->seed[0] | CTL->seed[1] << 8 | CTL->seed[2] << 16 | (u64)CTL->seed[3] << 24);
+            say_number(CTL->random[0] | CTL->random[1] << 8 | CTL->random[2] << 16 | (u64)CTL->random[3] << 24);
             if (CTL->pid == 1003) ((volatile char *)heap)[0x100010] = 1;   /* still PROT_NONE */
             leave((int)(CTL->pid - 1000));
         }

@@ -27,7 +27,7 @@ static u64 value(void) {
 }
 void run(void) {
     static const char paths[8][24] = {"/t", "/tmp", "/tmp/a", "../..", "/proc/self/exe", "/dev/null", "/tmp/a/b/../c", "/"};
-    s = *(volatile u64 *)CTL->seed | 1;
+    s = *(volatile u64 *)CTL->random | 1;
     CTL->wake = 0;
     for (int i = 0; i < 64; i++) ((volatile char *)0x3001000)[i] = "/tmp/xyz"[i % 8];
     for (int i = 0; i < %d; i++) {
@@ -92,7 +92,7 @@ def test_random_control_page(bare_cell, guest):
     static u64 s;
     static u64 rnd(void) { s ^= s << 13; s ^= s >> 7; s ^= s << 17; return s; }
     void run(void) {
-        s = *(volatile u64 *)CTL->seed | 1;
+        s = *(volatile u64 *)CTL->random | 1;
         for (int i = 0; i < 3000; i++) {
             u64 at = rnd() % (sizeof(struct afw_ctl) / 4);
             u64 v = rnd() % 2 ? rnd() : rnd() % 130;

@@ -112,6 +112,20 @@ static void entered(void)
     due_signals();
 }
 
+/* The test knows them */
+static uint8_t next_random(void)
+{
+    static uint32_t n;
+    return (uint8_t)(n++ * 2654435761u >> 24);
+}
+
+static void fill_random(void)
+{
+    for (int i = 0; i < AFW_RANDOM; i++)
+        CTL->random[i] = next_random();
+    CTL->random_left = AFW_RANDOM;
+}
+
 static int64_t operation(const struct afw_sqe *e);
 
 /* Guest memory is this process's; a bad address is found out by the kernel, as it is by a cell */
@@ -204,9 +218,16 @@ static int64_t operation(const struct afw_sqe *e)
     case AFW_OP_READY:               /* as if restored at once in another VM */
         CTL->pid += 1000;
         CTL->generation++;
-        for (int i = 0; i < 32; i++)
-            CTL->seed[i] = (uint8_t)(i * 7 + 1);
+        fill_random();
         return 0;
+    case AFW_OP_RANDOM:
+        if (!a[0]) {
+            fill_random();
+            return 0;
+        }
+        for (uint64_t i = 0; i < a[1]; i++)
+            ((uint8_t *)a[0])[i] = next_random();
+        return (int64_t)a[1];
     case AFW_OP_EXIT:
         if (a[1])
             say_hex("guest killed by signal ", a[1]), say("\n");
@@ -445,8 +466,7 @@ int main(int argc, char **argv)
     (void)b, (void)c;
     for (int i = 0; i < 4; i++)
         WIN->flow[i].hstate = AFW_H_OPEN;
-    for (int i = 0; i < 32; i++)
-        CTL->seed[i] = (uint8_t)(i + 1);
+    fill_random();
     need(HEADER->magic == AFW_SHIM_MAGIC && HEADER->abi == AFW_ABI, "blob");
     clocks();
     install();

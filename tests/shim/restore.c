@@ -45,7 +45,8 @@ int main(void)
     CHECK(fd >= 0);
     CHECK(getpid() == pid + 1000 && syscall(SYS_gettid) == getpid());
     CHECK(getrandom(after, 32, 0) == 32 && memcmp(before, after, 32) && memcmp(after, zero, 32));
-    CHECK(!memcmp((void *)(AFW_CTL + offsetof(struct afw_ctl, seed)), zero, 32));          /* ctl.seed is wiped */
+    const struct afw_ctl *ctl = (void *)AFW_CTL;
+    CHECK(ctl->random_left == AFW_RANDOM - 32 && !memcmp(ctl->random + ctl->random_left, zero, 32));   /* fresh, and what was taken is wiped */
     CHECK(!clock_gettime(CLOCK_MONOTONIC, &now) && ns_now(CLOCK_PROCESS_CPUTIME_ID) < cpu + 1000000000);
     /* the C library's copy of the main thread's id went along: locks that know their owner work */
     CHECK(!pthread_mutex_lock(&recursive) && pthread_mutex_lock(&recursive) == EDEADLK && !pthread_mutex_unlock(&recursive));

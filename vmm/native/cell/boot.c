@@ -130,6 +130,13 @@ int boot_vcpu(struct machine *m, uint64_t fs_base, uint64_t gs_base)
     return boot_msrs(m);
 }
 
+void boot_random(struct afw_ctl *ctl)
+{
+    while (getrandom(ctl->random, sizeof ctl->random, 0) != sizeof ctl->random)
+        ;
+    ctl->random_left = sizeof ctl->random;
+}
+
 void boot_ctl(struct machine *m, uint32_t pid)
 {
     struct afw_ctl *ctl = m->vm.ctl;
@@ -137,11 +144,7 @@ void boot_ctl(struct machine *m, uint32_t pid)
     ctl->resched = 0;
     ctl->wake = 1;                               /* the worker may have filled the window before */
     ctl->sigpending = 0;
-    uint8_t seed[sizeof ctl->seed];
-    while (getrandom(seed, sizeof seed, 0) != sizeof seed)
-        ;
-    memcpy(ctl->seed, seed, sizeof seed);
-    explicit_bzero(seed, sizeof seed);
+    boot_random(ctl);
     m->clock_mult = 0;
     clock_refresh(m);
 }

@@ -212,7 +212,8 @@ int boot(struct machine *m);                     /* AFW_CMD_BOOT on a fresh mach
 void boot_tables(struct machine *m);
 int boot_vcpu(struct machine *m, uint64_t fs_base, uint64_t gs_base);
 int boot_msrs(struct machine *m);                /* and the TSC: of boot_vcpu(), what a vCPU that ran needs again */
-void boot_ctl(struct machine *m, uint32_t pid);  /* fields that are new in each VM: seed, clock, pid */
+void boot_ctl(struct machine *m, uint32_t pid);  /* fields that are new in each VM: random bytes, clock, pid */
+void boot_random(struct afw_ctl *ctl);
 
 /* ---- elf.c ---- */
 struct image {

@@ -7,10 +7,12 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include "calls.h"
 #include "machine.h"
 #include "rules.h"
 
+#define RANDOM_MAX (1u << 20)
 #define SITES_PATIENCE 10000000000ull            /* ns that a template waits for the worker's list of sites */
 
 /* Room for one more answer; -1: the guest's index is corrupt or it let the ring overflow. */
@@ -108,6 +110,44 @@ static int judge(struct machine *m, const struct afw_sqe *e)
     return 1;
 }
 
+/* -> bytes, fewer than were wanted if that is much: the guest asks again, and others have their turn in between */
+static int64_t random_op(struct machine *m, const struct afw_sqe *e)
+{
+    uint8_t bytes[4096];
+    uint64_t want = e->a[1] < RANDOM_MAX ? e->a[1] : RANDOM_MAX, done = 0;
+    if (!e->a[0]) {
+        boot_random(m->vm.ctl);
+        return AFW_RANDOM;
+    }
+    while (done < want) {
+        uint64_t n = want - done < sizeof bytes ? want - done : sizeof bytes;
+        if (getrandom(bytes, n, 0) != (ssize_t)n)
+            continue;
+        if (guest_write(&m->vm, e->a[0] + done, bytes, n))
+            break;
+        done += n;
+    }
+    explicit_bzero(bytes, sizeof bytes);
+    return done || !want ? (int64_t)done : -EFAULT;
+}
+
+static int64_t cpuid_op(struct vm *vm, const struct afw_sqe *e)
+{
+    const struct afw_cpuid_table *t = (const struct afw_cpuid_table *)(vm->mem + AFW_CPUID);
+    uint64_t r[4] = {0};
+    for (uint32_t i = 0, n = t->n; i < n && i < AFW_CPUID_MAX; i++) {
+        struct afw_cpuid_entry x = t->entry[i];
+        if (x.leaf != (uint32_t)e->a[0] || (!x.any_subleaf && x.subleaf != (uint32_t)e->a[1]))
+            continue;
+        r[0] = x.eax;
+        r[1] = x.ebx;
+        r[2] = x.ecx;
+        r[3] = x.edx;
+        break;
+    }
+    return guest_write(vm, e->a[2], r, sizeof r);
+}
+
 /* -EAGAIN: the entry stays in the ring until the worker's queue has room. File operations never mean that by it. */
 static int64_t perform(struct machine *m, const struct afw_sqe *e, bool *later)
 {
@@ -129,6 +169,10 @@ static int64_t perform(struct machine *m, const struct afw_sqe *e, bool *later)
     case AFW_OP_READY:
         r = ready(m, e);
         break;
+    case AFW_OP_RANDOM:
+        return random_op(m, e);
+    case AFW_OP_CPUID:
+        return cpuid_op(&m->vm, e);
     default:
         return -ENOSYS;
     }
