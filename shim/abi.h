@@ -161,7 +161,15 @@ struct afw_ctl {
     uint64_t rlimit[32];             /* h  soft and hard of each resource; as umask set at boot, then kept by the calls that change it */
     uint8_t random[AFW_RANDOM];      /* h  the host's getrandom(), fresh at boot, at each restore and by AFW_OP_RANDOM; g wipes what it takes */
 };
-#define AFW_FILE_HANDLE 24           /* in struct file: uint32_t, the host's handle; 0: a file of the guest's own */
+struct afw_file {                    /* a struct file begins so */
+    uint64_t ops;                    /* address of: uint16_t size, uint16_t st_mode of what is the guest's own */
+    uint32_t refs;
+    uint32_t flags;                  /* O_* */
+    uint32_t ino;
+    uint32_t dev;                    /* devices: the minor number */
+    uint32_t handle;                 /* the host's; 0: a file of the guest's own */
+    uint32_t reserved;
+};
 #define AFW_LOST_HANDLE 0xfffffffe   /* of the template's files in a VM made of it: nobody's handle */
 #define AFW_THREAD_NAME 0xb8         /* in struct thread: 16 bytes */
 #define AFW_FORK_FILL 2496           /* the state of Python's global random generator (MT19937) */
@@ -221,6 +229,11 @@ enum afw_op {
     AFW_OP_FLOCK = 22,               /* handle a0  LOCK_* a1 (non-blocking always; EWOULDBLOCK) */
     AFW_OP_FCHMOD = 23,              /* handle a0  mode a1 */
     AFW_OP_FALLOCATE = 24,           /* handle a0  mode a1  offset a2  len a3 */
+    AFW_OP_CHOWN = 25,               /* path a0,a1 (a1 = 0: base itself)  uid a2  gid a3  base a4  AT_* flags a5 */
+    AFW_OP_MKNOD = 26,               /* path a0,a1  mode a2 (a file or a socket's name)  base a4 */
+    AFW_OP_XATTR = 27,               /* path a0,a1 (a1 = 0: base itself)  0 set, 1 get, 2 list, 3 remove a2  AT_* flags a3  base a4: there are none */
+    AFW_OP_STATX = 28,               /* path a0,a1  AT_* flags a2  out a3 (struct statx, 256 bytes)  base a4 */
+    AFW_OP_LOCK = 29,                /* handle a0 (0: a file of the guest's own)  struct flock a1  F_* a2 */
     /* memory */
     AFW_OP_COMMIT = 32,              /* addr a0  len a1: make the chunks that cover it usable (new memslots); ENOMEM over the limit */
     AFW_OP_MAPFILE = 33,             /* handle a0  addr a1  len a2  prot a3  flags a4 (MAP_PRIVATE or MAP_SHARED)  offset a5 */
@@ -235,14 +248,14 @@ enum afw_op {
     AFW_OP_RANDOM = 67,              /* buf a0  len a1 -> bytes, 1 MiB at most; a0 = 0: fills ctl.random */
     AFW_OP_CPUID = 68,               /* leaf a0  subleaf a1  out a2: EAX, EBX, ECX, EDX as uint64_t each, by the table at AFW_CPUID */
     /* AFW_OP_CALL + n: system call n with its arguments, answered by the host (calls.c), by operations above where files are concerned.
-     * Calls of fewer than six arguments come with the calling struct thread in a5; open() with where its struct stat goes */
+     * Calls of fewer than six arguments come with the calling struct thread in a5; what opens files with where its struct stat goes in a4 */
     AFW_OP_CALL = 0x1000
 };
-/* What AFW_OP_CALL + openat answers, in the upper half: what the lower one is */
-#define AFW_OPENED_FILE 0            /* a handle */
-#define AFW_OPENED_FD 1              /* a descriptor: the same description under another number */
-#define AFW_OPENED_JOB 2             /* the job stream is wanted */
-#define AFW_OPENED_DEVICE 3          /* and above: /dev/null, zero, full, random, urandom; of the guest's own */
+#define AFW_AGAIN 513                /* -AFW_AGAIN: not yet; ask again in a while */
+/* What a call that opens a file answers: O_* that the description keeps << 32 (O_TRUNC: something was changed), and below that a handle or */
+#define AFW_OPENED_DEVICE 0x10000    /* + minor number: one of the devices that the shim is itself */
+#define AFW_OPENED_FD 0x20000        /* + descriptor: the same description under another number */
+#define AFW_OPENED_JOB 0x30000       /* the job stream is wanted */
 
 /* ---- I/O window: a memslot shared by guest, cell and worker. Layout: struct afw_window, then the byte rings of the flows.
  * Flow i: guest-to-worker ring at data + i * 2 * AFW_RING, worker-to-guest ring AFW_RING behind it. ---- */

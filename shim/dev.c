@@ -1,7 +1,7 @@
 /* Devices that the shim is itself. Which path is one the host says (calls.c). */
 #include "io.h"
 
-enum { NUL, ZERO, FULL, RANDOM, URANDOM };           /* as AFW_OPENED_DEVICE counts them */
+enum { NUL = 3, ZERO = 5, FULL = 7, RANDOM = 8, URANDOM = 9 };   /* minor numbers */
 
 static s64 dev_read(struct file *f, struct io *io, u32 msg UNUSED, s64 pos UNUSED)
 {

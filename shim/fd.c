@@ -189,12 +189,21 @@ PL(dup2)
     return (u32)b;
 }
 
+/* flock(), and what of fcntl() is about files: the host says when it is to wait. */
+PL(lock)
+{
+    s64 r;
+    while ((r = sys_ask(a, b, c, d, e)) == -AFW_AGAIN)
+        if (io_block(deadline_after(5000000)) == -EINTR)     /* nobody tells when another VM lets go */
+            return -ERESTARTSYS;
+    return r;
+}
+
 PL(fcntl)
 {
     struct file *o = need(a);
     u64 *entry = &fd_table[(u32)a];
     u32 keep = O_APPEND | O_NONBLOCK | O_DIRECT | O_NOATIME | O_ASYNC;
-    short unlocked = F_UNLCK;
     switch ((u32)b) {
     case F_DUPFD:
     case F_DUPFD_CLOEXEC:
@@ -212,16 +221,11 @@ PL(fcntl)
     case F_SETFL:
         o->flags = (o->flags & ~keep) | (c & keep);
         return 0;
-    case F_GETLK:                    /* the one process here never conflicts with itself */
-    case F_OFD_GETLK:
-        return copy_out(c, &unlocked, sizeof unlocked);
     case F_SETPIPE_SZ:
     case F_GETPIPE_SZ:
         return o->ops == &pipe_ops ? CHAN_MAX : -EBADF;
     }
-    if (b - F_SETLK <= F_GETOWN - F_SETLK || b - F_OFD_SETLK <= F_OFD_SETLKW - F_OFD_SETLK)
-        return 0;                    /* F_SETLK, F_SETLKW, F_SETOWN, F_GETOWN, F_OFD_SETLK, F_OFD_SETLKW */
-    return -EINVAL;
+    return sys_lock(a, b, c, d, e, f);
 }
 
 PL(ioctl)

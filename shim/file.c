@@ -5,7 +5,6 @@
  * milliseconds, and not over a change made through this VM: what others change on the host is seen after that.
  */
 #include "io.h"
-#include <sys/file.h>
 
 #define AHEAD 0x10000
 #define FRESH 2000000                /* ns */
@@ -159,37 +158,32 @@ void ring_void(struct file *f)
         f->handle = AFW_LOST_HANDLE;
 }
 
-/* The host says what the path means. */
-PL(openat)
+/* All calls that open a file. The host says what the path means. */
+PL(open)
 {
-    struct ringfile *r = file_new(&ring_ops, c);
-    if (c & (O_CREAT | O_TRUNC))
-        files_changed++;
-    s64 h = ring_call(AFW_OP_CALL + 257, a, b, c, d, 0, (u64)&r->st);
-    u32 kind = h >> 32;
+    struct ringfile *r = file_new(&ring_ops, 0);
+    s64 h = sys_ask(a, b, c, d, (u64)&r->st);
     if (h < 0)
         return fput(&r->f, h);
-    if (kind == AFW_OPENED_FILE) {
-        r->f.handle = h;
-        if (!(c & O_PATH))
-            r->f.flags |= 0100000;   /* O_LARGEFILE, as Linux shows it */
+    u32 what = h, flags = h >> 32;
+    files_changed += (flags & O_TRUNC) != 0;
+    r->f.flags = flags & ~(O_CLOEXEC | O_TRUNC);
+    r->f.dev = (u16)what;
+    if (what < AFW_OPENED_DEVICE) {
+        r->f.handle = what;
         stamp(&r->stat);
-        r->f.dev = S_ISREG(r->st.st_mode) && !(c & O_ACCMODE);
-    } else if (kind >= AFW_OPENED_DEVICE) {
+        r->f.dev = S_ISREG(r->st.st_mode) && !(flags & O_ACCMODE);
+    } else if (what < AFW_OPENED_FD)
         r->f.ops = &dev_ops;
-        r->f.dev = kind - AFW_OPENED_DEVICE;
-    } else {
+    else {
         fput(&r->f, 0);
-        if (kind == AFW_OPENED_JOB)
-            return job_open(c);
-        struct file *f = need(h);    /* files that keep no place of their own need no more */
-        f->refs++;
-        return fd_install(f, c);
+        if (what >= AFW_OPENED_JOB)
+            return job_open(flags);
+        r = (void *)need((u16)what); /* files that keep no place of their own need no more */
+        r->f.refs++;
     }
-    return fd_install(r, c);
+    return fd_install(r, flags);
 }
-PL(open) { return sys_openat(AT_FDCWD, a, b, c, 0, 0); }
-PL(creat) { return sys_openat(AT_FDCWD, a, O_CREAT | O_WRONLY | O_TRUNC, b, 0, 0); }
 
 /* ---- calls on a descriptor ---- */
 FD(lseek)
@@ -217,22 +211,6 @@ FD(lseek)
     return RING(o)->place = at;
 }
 
-FD(syncfs) { return 0; }
-FD(fadvise64) { return o->ops->seek ? 0 : -ESPIPE; }
-
-FD(flock)
-{
-    if (!o->handle)
-        return 0;
-    for (;;) {
-        s64 r = ring_call(AFW_OP_FLOCK, o->handle, b, 0, 0, 0, 0);
-        if (r != -EAGAIN || b & LOCK_NB)
-            return r;
-        if (io_block(deadline_after(5000000)) == -EINTR)     /* nobody tells when another VM lets go */
-            return -ERESTARTSYS;
-    }
-}
-
 FD(getdents64)
 {
     if (!o->handle)
@@ -249,10 +227,10 @@ FD(fstat)
 {
     struct stat st = {.st_dev = 12, .st_ino = o->ino, .st_nlink = 1, .st_mode = o->ops->mode, .st_blksize = 4096};
     if (o->ops == &dev_ops)
-        st.st_rdev = 0x100 | "\3\5\7\10\11"[o->dev];
+        st.st_rdev = 0x100 | o->dev;
     return copy_out(b, o->handle ? stat_now(o) : &st, sizeof st);
 }
 PL(newfstatat)
 {
-    return d & AT_EMPTY_PATH && !user_strlen(b, 1) ? sys_fstat(need(a), c, 0, 0, 0, 0) : sys_ask(a, b, c, d, e);
+    return d & AT_EMPTY_PATH && (int)a >= 0 && !user_strlen(b, 1) ? sys_fstat(need(a), c, 0, 0, 0, 0) : sys_ask(a, b, c, d, e);
 }

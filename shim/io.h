@@ -85,7 +85,7 @@ struct file {
     u32 flags;                       /* O_* */
     u32 ino;
     u32 dev;                         /* device files: which one; ring files: 1 if worth reading ahead */
-    u32 handle;                      /* at AFW_FILE_HANDLE: the host's; 0: not a ring file */
+    u32 handle;                      /* the host's; 0: not a ring file. So far it is struct afw_file */
     struct waitq wq;                 /* readers, writers and pollers alike: look again */
     struct epitem *items;            /* epoll entries that watch it */
 };

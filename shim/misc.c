@@ -15,7 +15,6 @@ s64 sys_getpid(void) { return CTL->pid; }
 s64 sys_getppid(void) { return 1; }
 s64 sys_getid(void) { return GUEST_UID; }
 s64 sys_getpriority(void) { return 20; }
-s64 sys_xattr(void) { return -EOPNOTSUPP; }
 
 /* What needs nothing that only the guest knows is the host's: vmm/native/cell/calls.c. */
 s64 sys_ask(u64 a, u64 b, u64 c, u64 d, u64 e)

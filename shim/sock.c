@@ -130,12 +130,11 @@ static void bind_to(struct sock *s, struct addr *a)
         invent(s, a);
     else if (taken(s, a))
         fail(-EADDRINUSE);
-    if (a->len && a->b[0]) {         /* a file stands for the name, as elsewhere; by its sticky bit stat() knows it */
-        s64 h = ring_call(AFW_OP_OPEN, (u64)a->b, a->len, O_CREAT | O_EXCL | O_WRONLY, S_ISVTX | 0755, AFW_CWD, 0);
-        if (h < 0)
-            fail(h == -EEXIST ? -EADDRINUSE : h);
-        ring_post(AFW_OP_CLOSE, h, 0, 0, 0, 0, 0);
+    if (a->len && a->b[0]) {         /* a file stands for the name, as elsewhere */
+        s64 r = ring_call(AFW_OP_MKNOD, (u64)a->b, a->len, S_IFSOCK | (0777 & ~CTL->umask), 0, AFW_CWD, 0);
         files_changed++;
+        if (r < 0)
+            fail(r == -EEXIST ? -EADDRINUSE : r);
     }
     s->local = *a;
     s->bound = 1;

@@ -159,6 +159,37 @@ static uint64_t call_now(struct caller *c)
     return mono();
 }
 
+static int same(const char *a, const char *b)
+{
+    while (*a && *a == *b)
+        a++, b++;
+    return *a == *b;
+}
+
+/* What the cell's file system says of paths that the guest is itself; -1: of no other */
+static int64_t opened(const char *path, uint64_t kept, uint64_t st)
+{
+    static const struct { const char *path; uint32_t what; } own[] = {
+        {"/dev/null", AFW_OPENED_DEVICE + 3}, {"/dev/zero", AFW_OPENED_DEVICE + 5}, {"/dev/full", AFW_OPENED_DEVICE + 7},
+        {"/dev/random", AFW_OPENED_DEVICE + 8}, {"/dev/urandom", AFW_OPENED_DEVICE + 9}, {"/dev/agentfw", AFW_OPENED_JOB},
+        {"/dev/stdin", AFW_OPENED_FD}, {"/dev/stdout", AFW_OPENED_FD + 1}, {"/dev/stderr", AFW_OPENED_FD + 2}};
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+        if (same(path, own[i].path)) {
+            if (st)
+                SYS(SYS_stat, path, st, 0);
+            return (int64_t)(kept << 32 | own[i].what);
+        }
+    const char *fds = "/dev/fd/", *s = path;
+    for (; *fds && *s == *fds; s++)
+        fds++;
+    if (*fds)
+        return -1;
+    uint32_t n = 0;
+    for (; *s; s++)
+        n = n * 10 + (uint32_t)*s - '0';
+    return n < CTL->fd_size && ((const uint64_t *)CTL->fd_table)[n] ? (int64_t)(kept << 32 | (AFW_OPENED_FD + n)) : -ENOENT;
+}
+
 static int64_t operation(const struct afw_sqe *e)
 {
     const uint64_t *a = e->a;
@@ -190,11 +221,24 @@ static int64_t operation(const struct afw_sqe *e)
         path[a[1] < 4095 ? a[1] : 4095] = 0;
         if (e->op == AFW_OP_UNLINK)
             return SYS(SYS_unlink, path, 0, 0);
+        uint64_t kept = a[2] & ~(uint64_t)(O_CREAT | O_EXCL | O_TRUNC);
+        int64_t what = e->reserved & CALL_OPEN ? opened(path, kept, a[5]) : -1;
+        if (what != -1)
+            return what;
         long fd = sys6(SYS_openat, AT_FDCWD, (long)path, (long)a[2], (long)a[3], 0, 0);
         if (fd >= 0 && a[5])
             SYS(SYS_fstat, fd, a[5], 0);
-        return fd;
+        return fd < 0 || !(e->reserved & CALL_OPEN) ? fd : (int64_t)((kept | 0100000 | (a[2] & O_CREAT ? O_TRUNC : 0)) << 32 | (uint32_t)fd);
     }
+    case AFW_OP_MKNOD: {
+        char path[4096];
+        for (uint64_t i = 0; i < a[1] && i < 4095; i++)
+            path[i] = ((char *)a[0])[i];
+        path[a[1] < 4095 ? a[1] : 4095] = 0;
+        return SYS(SYS_mknod, path, a[2], 0);
+    }
+    case AFW_OP_LOCK:
+        return a[0] ? SYS(SYS_fcntl, a[0], a[2], a[1]) : 0;
     case AFW_OP_CLOSE:
         return SYS(SYS_close, a[0], 0, 0);
     case AFW_OP_PREAD:

@@ -11,6 +11,27 @@ struct caller {
     int64_t (*perform)(struct caller *c, const struct afw_sqe *e);                   /* an operation below AFW_OP_CALL */
     uint64_t (*now)(struct caller *c);                                               /* CLOCK_MONOTONIC, ns */
 };
+#define CALL_OPEN 1                  /* in an entry's `reserved`, which a guest has no word in. OPEN: the result is that of a call */
+#define CALL_MEMFD 2                 /* OPEN: no path but a name for /proc */
+#define CALL_BLOCKS 4                /* EAGAIN is AFW_AGAIN */
+#define CALL_TIMES 8                 /* UTIMENS: a2 is a pointer of ours */
+#define CALL_NO_LINKS 16             /* OPEN: as openat2() with RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH */
+#define CALL_BENEATH 32
+
+struct guest_fd {                    /* a descriptor as the guest's table has it: what it says is worth as much as an operation of its own */
+    struct afw_file file;
+    uint32_t fd;
+    uint32_t mode;                   /* S_IF* and bits; 0: something else, or a file of ours */
+};
+struct stat;
+struct statx;
+int call_own(uint64_t gva, uint64_t n);              /* is it the program's memory, as it gives it to a call, or at least not the shim's? */
+int call_get(struct caller *c, void *to, uint64_t gva, uint64_t n);          /* of the program's memory: 0 or -EFAULT */
+int call_put(struct caller *c, uint64_t gva, const void *data, uint64_t n);
+int call_fd(struct caller *c, uint64_t fd, struct guest_fd *out);            /* 0 or -EBADF */
+void call_fd_stat(const struct guest_fd *f, struct stat *st);                /* of what has no handle */
+void call_statx(const struct stat *st, struct statx *x);
+int64_t file_call(struct caller *c, uint32_t number, const uint64_t a[6]);   /* -ENOSYS: not about files, or unknown */
 /* System call `number` of the guest's with arguments a -> its result, -errno: what it gives to the program */
 int64_t call_perform(struct caller *c, uint32_t number, const uint64_t a[6]);
 void call_boot(struct afw_ctl *ctl); /* umask and limits of a new program */

@@ -148,6 +148,15 @@ static int64_t op_fstat(struct vfs *vfs, const uint64_t a[6])
 static int64_t op_truncate(struct vfs *vfs, const uint64_t a[6])
 {
     struct handle *h;
+    if (!a[0] && a[3]) {             /* a path */
+        int64_t n = open_by_path(vfs, a + 2, O_WRONLY);
+        if (n < 0)
+            return n;
+        const uint64_t by_handle[6] = {(uint64_t)n, a[1]};
+        int64_t r = op_truncate(vfs, by_handle);
+        handle_close(vfs, (uint64_t)n);
+        return r;
+    }
     if (file_handle(vfs, a[0], 0, &h) < 0)
         return handle_get(vfs, a[0]) && !(handle_get(vfs, a[0])->access & HANDLE_PATH) ? -EINVAL : -EBADF;
     if (!(h->access & HANDLE_WRITE) || (int64_t)a[1] < 0)
@@ -171,8 +180,17 @@ static int64_t op_fsync(struct vfs *vfs, const uint64_t a[6])
 
 static int64_t op_statfs(struct vfs *vfs, const uint64_t a[6])
 {
-    struct handle *h = handle_get(vfs, a[0]);
     struct statfs fs;
+    if (!a[0] && a[3]) {             /* a path */
+        int64_t n = open_by_path(vfs, a + 2, O_PATH);
+        if (n < 0)
+            return n;
+        const uint64_t by_handle[6] = {(uint64_t)n, a[1]};
+        int64_t r = op_statfs(vfs, by_handle);
+        handle_close(vfs, (uint64_t)n);
+        return r;
+    }
+    struct handle *h = handle_get(vfs, a[0]);
     if (!h)
         return -EBADF;
     memset(&fs, 0, sizeof fs);
@@ -271,9 +289,8 @@ static int64_t op_mapfile(struct vfs *vfs, const uint64_t a[6])
     return fd < 0 ? fd : memory_map_file(vfs->vm, fd, addr, len, prot, shared, offset, h->path, h->kind == BACK_TMP ? h->tmp : 0);
 }
 
-int64_t file_op(struct vm *vm, const struct afw_sqe *sqe)
+static int64_t perform(struct vfs *vfs, const struct afw_sqe *sqe)
 {
-    struct vfs *vfs = vm->vfs;
     const uint64_t *a = sqe->a;
     struct handle *h;
     switch (sqe->op) {
@@ -302,7 +319,16 @@ int64_t file_op(struct vm *vm, const struct afw_sqe *sqe)
         return op_fallocate(vfs, a);
     case AFW_OP_MAPFILE:
         return op_mapfile(vfs, a);
+    case AFW_OP_LOCK:
+        return op_lock(vfs, a);
     default:
         return path_op(vfs, sqe);
     }
+}
+
+int64_t file_op(struct vm *vm, const struct afw_sqe *sqe)
+{
+    vm->vfs->call = (uint32_t)sqe->reserved;
+    int64_t r = perform(vm->vfs, sqe);
+    return r == -EAGAIN && sqe->reserved & CALL_BLOCKS ? -AFW_AGAIN : r;
 }

@@ -55,6 +55,38 @@ static int64_t op_mkdir(struct vfs *vfs, const uint64_t a[6])
     return r;
 }
 
+/* A file, or a socket's name. On the host that is an empty file with the sticky bit: stat() knows it by that. */
+static int64_t op_mknod(struct vfs *vfs, const uint64_t a[6])
+{
+    struct place p, dir;
+    const char *name;
+    struct tnode *made;
+    uint32_t mode = (uint32_t)a[2];
+    if (!S_ISREG(mode) && !S_ISSOCK(mode))
+        return -EPERM;
+    int r = walk_op(vfs, a[0], a[1], a[4], WALK_CREATE | WALK_NAME, &p);
+    if (r < 0)
+        return r;
+    place_done(&p);
+    if (p.exists)
+        return -EEXIST;
+    if (p.slash)
+        return -ENOENT;
+    r = change_in(vfs, &p, &dir, &name);
+    if (r < 0)
+        return r;
+    if (dir.kind == BACK_TMP)
+        r = tmpfs_create(vfs->tmpfs, dir.tmp, name, (mode & S_IFMT) | (mode & 07777), 0, &made);
+    else if (!(r = take_name(vfs))) {
+        int fd = host_open_file(&p, O_WRONLY | O_CREAT | O_EXCL, (S_ISSOCK(mode) ? S_ISVTX : 0) | (mode & MODE_BITS));
+        r = made_name(vfs, fd < 0 ? fd : 0);
+        if (fd >= 0)
+            close(fd);
+    }
+    place_done(&dir);
+    return r;
+}
+
 static int64_t op_unlink(struct vfs *vfs, const uint64_t a[6])
 {
     struct place p, dir;
@@ -219,6 +251,8 @@ int64_t name_op(struct vfs *vfs, const struct afw_sqe *sqe)
     switch (sqe->op) {
     case AFW_OP_MKDIR:
         return op_mkdir(vfs, sqe->a);
+    case AFW_OP_MKNOD:
+        return op_mknod(vfs, sqe->a);
     case AFW_OP_UNLINK:
         return op_unlink(vfs, sqe->a);
     case AFW_OP_RENAME:

@@ -155,11 +155,10 @@ int64_t handle_readdir(struct vfs *vfs, struct handle *h, uint64_t gva, uint64_t
         }
     } else if (room && h->kind == BACK_PROC) {
         char name[64];
-        while (room && at - base < 4096 && proc_entry(vfs, h->path, (unsigned)(at - base), name, &st)) {
-            int shown = !(h->node && node_child(h->node, name, strlen(name))) && !listing_hides(&l, name);
-            if (shown)
-                room = emit(out, st.st_ino, at + 1, st.st_mode, name);
-            at++;
+        for (int next; room && at - base <= 4096 && (next = proc_entry(vfs, h->path, (unsigned)(at - base), name, &st));) {
+            at = base + (unsigned)next;
+            if (!(h->node && node_child(h->node, name, strlen(name))) && !listing_hides(&l, name))
+                room = emit(out, st.st_ino, at, st.st_mode, name);
         }
     }
     int64_t done = (int64_t)out->used;

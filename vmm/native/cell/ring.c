@@ -153,7 +153,7 @@ static int64_t perform(struct machine *m, const struct afw_sqe *e, bool *later)
 {
     int64_t r;
     *later = false;
-    if ((e->op >= AFW_OP_OPEN && e->op <= AFW_OP_FALLOCATE) || e->op == AFW_OP_MAPFILE)
+    if ((e->op >= AFW_OP_OPEN && e->op <= AFW_OP_LOCK) || e->op == AFW_OP_MAPFILE)
         return file_op(&m->vm, e);
     if (e->op == AFW_OP_COMMIT || e->op == AFW_OP_ZERO || e->op == AFW_OP_PROTECT)
         return memory_op(&m->vm, e);
@@ -250,6 +250,7 @@ enum ring_result ring_consume(struct machine *m)
             return RING_ENDED;
         }
         bool ended = false;
+        e.reserved = 0;                          /* filecalls.c's to say */
         int64_t res = vm->rules ? judge(m, &e) : 0;
         later = false;
         if (!res)

@@ -301,10 +301,7 @@ static const struct entry {
     {"/proc/PID/exe", LINK_, g_exe, 0},
     {"/proc/PID/cwd", LINK_, g_cwd, 0},
     {"/proc/PID/root", LINK_, 0, "/"},
-    {"/proc/PID/fd", DIR_, 0, 0},    /* descriptors are the shim's: the standard ones are all that is known here */
-    {"/proc/PID/fd/0", LINK_, 0, "pipe:[1]"},
-    {"/proc/PID/fd/1", LINK_, 0, "pipe:[2]"},
-    {"/proc/PID/fd/2", LINK_, 0, "pipe:[3]"},
+    {"/proc/PID/fd", DIR_, 0, 0},    /* procfd.c */
     {"/proc/PID/task", DIR_, 0, 0},
     {"/proc/PID/task/PID", DIR_, 0, 0},
     {"/proc/PID/task/PID/comm", FILE_, g_comm, 0},
@@ -390,9 +387,18 @@ static void entry_stat(struct vfs *vfs, const struct entry *e, struct stat *st)
     st->st_atim.tv_sec = st->st_mtim.tv_sec = st->st_ctim.tv_sec = (time_t)(t & INT32_MAX);
 }
 
+int proc_link_fd(struct vfs *vfs, const char *path)
+{
+    char name[128];
+    return normal(vfs, path, name) < 0 ? -1 : proc_fd(name);
+}
+
 int proc_stat(struct vfs *vfs, const char *path, struct stat *st)
 {
     const struct entry *e = find(vfs, path);
+    int fd = proc_link_fd(vfs, path);
+    if (fd >= 0)
+        return proc_fd_stat(vfs, fd, st);
     if (e) {
         entry_stat(vfs, e, st);
         return 0;
@@ -424,6 +430,9 @@ static int make(struct vfs *vfs, const char *path, int kind, struct text *t)
 int proc_readlink(struct vfs *vfs, const char *path, char out[PATH_MAX])
 {
     struct text t = {0, 0, 0};
+    int fd = proc_link_fd(vfs, path);
+    if (fd >= 0)
+        return proc_fd_readlink(vfs, fd, out);
     int r = make(vfs, path, LINK_, &t);
     if (!r && t.used >= PATH_MAX)
         r = -ENAMETOOLONG;
@@ -455,16 +464,24 @@ int proc_entry(struct vfs *vfs, const char *path, unsigned i, char name[64], str
     if (normal(vfs, path, dir) < 0)
         return 0;
     size_t n = strlen(dir);
+    unsigned left = i;
+    struct guest_fd f;
+    if (!strcmp(dir, "/proc/PID/fd")) {      /* by number: what opens or closes meanwhile neither hides nor doubles another */
+        if (!guest_fd_next(vfs->vm, i, &f) || proc_fd_stat(vfs, (int)f.fd, st) < 0)
+            return 0;
+        snprintf(name, 64, "%u", f.fd);
+        return (int)f.fd + 1;
+    }
     for (size_t k = 0; k < ENTRIES; k++) {
         const char *p = entries[k].path;
-        if (strncmp(p, dir, n) || p[n] != '/' || strchr(p + n + 1, '/') || i--)
+        if (strncmp(p, dir, n) || p[n] != '/' || strchr(p + n + 1, '/') || left--)
             continue;
         if (!strcmp(p + n + 1, "PID"))
             snprintf(name, 64, "%u", pid_of(vfs));
         else
             snprintf(name, 64, "%s", p + n + 1);
         entry_stat(vfs, &entries[k], st);
-        return 1;
+        return (int)i + 1;
     }
     return 0;
 }

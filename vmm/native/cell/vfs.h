@@ -6,7 +6,9 @@
  *   tmpfs.c    private in-memory directories, one tmpfs a VM; tmpdata.c: what its files hold
  *   synth.c    content of /proc, /sys
  *   readdir.c  listings, merged from the name tree and what lies behind it
- *   pathops.c  ring operations that open a path or look at it; nameops.c: that make, remove, move and link names
+ *   fds.c      the guest's descriptors; procfd.c: /proc/self/fd
+ *   locks.c    file locks
+ *   openops.c  ring operations that open a path; pathops.c: that look at it; nameops.c: that make, remove, move and link names
  *   fileops.c  on handles, and the dispatch
  *
  * How names are looked up. The *name tree* has a node for every configured path and its parents. The deepest mount, private directory or
@@ -25,6 +27,7 @@
 #include <stdint.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
+#include "calls.h"
 #include "rules.h"
 #include "vmm.h"
 
@@ -86,6 +89,7 @@ struct vfs {
     struct rules *link_rules;        /* its result */
     int link_error;
     struct loading *loading;         /* savefs.c */
+    uint32_t call;                   /* CALL_*: of the operation under way */
 };
 struct tmpfs *vfs_tmpfs(struct vfs *vfs);            /* 0: out of memory */
 
@@ -99,6 +103,7 @@ struct place {
     char last;                       /* how the walked path ended: 'n' a name, '.' , ':' (..), '/' (the root) */
     char slash;                      /* it had a trailing slash */
     uint8_t rule;                    /* AFW_RULE_* that holds here, or 0 */
+    int link_fd;                     /* WALK_FD: it is the link of this descriptor, else -1 */
     const struct node *node;         /* the node exactly here, or 0 */
     const struct node *back;         /* MOUNT, TMP or PROC node that backs this path, or 0 */
     const char *rel;                 /* the path below back, in .path; "" is back itself */
@@ -109,6 +114,9 @@ struct place {
 #define WALK_FOLLOW 1                /* follow a symlink at the end */
 #define WALK_CREATE 2                /* the last name need not exist: exists = 0, its directory does */
 #define WALK_LOOK 8                  /* only what stat() tells is wanted: it may be denied. All other walks to there fail */
+#define WALK_FD 16                   /* the link of a descriptor at the end is not followed: what is open is meant, which has no name perhaps */
+#define WALK_NO_LINKS 32             /* openat2(): -ELOOP at any symlink */
+#define WALK_BENEATH 64              /* openat2(): -EXDEV where the path leaves the base */
 #define WALK_NAME 4                  /* the last name itself is meant, slash or not: to be made, removed, renamed */
 /* 0 or -errno; 0 needs place_done(). base: canonical directory. */
 int walk(struct vfs *vfs, const char *base, const char *path, int how, struct place *p);
@@ -136,6 +144,11 @@ struct listing {
 int listing_begin(struct listing *l, struct vfs *vfs, const char *directory);    /* -ENOMEM; else listing_end() */
 int listing_hides(const struct listing *l, const char *name);
 void listing_end(struct listing *l);
+
+/* ---- fds.c ---- */
+#define GUEST_FDS 4096               /* as the shim's FD_MAX */
+int guest_fd(struct vm *vm, uint64_t fd, struct guest_fd *out);             /* -EBADF */
+int guest_fd_next(struct vm *vm, uint32_t from, struct guest_fd *out);      /* the first from there on: 1, or 0 */
 
 /* ---- handles.c ---- */
 #define HANDLE_READ 1
@@ -213,15 +226,30 @@ void vfs_loading_free(struct vfs *vfs);
 int proc_stat(struct vfs *vfs, const char *path, struct stat *st);          /* -ENOENT, -ENOTDIR, -ELOOP */
 int proc_readlink(struct vfs *vfs, const char *path, char out[PATH_MAX]);   /* -> length */
 int proc_content(struct vfs *vfs, const char *path, uint8_t **data, uint64_t *size);            /* malloc()ed */
-/* i-th name in a directory: 1, or 0 at the end */
+/* The name in a directory at i (0: the first): where the next one is, or 0: there is none */
 int proc_entry(struct vfs *vfs, const char *path, unsigned i, char name[64], struct stat *st);
+
+/* ---- procfd.c: paths with PID for the process ---- */
+int proc_fd(const char *name);                       /* of /proc/PID/fd/N: N, else -1 */
+int proc_fd_stat(struct vfs *vfs, int fd, struct stat *st);                 /* of the link */
+int proc_fd_readlink(struct vfs *vfs, int fd, char out[PATH_MAX]);
+int proc_link_fd(struct vfs *vfs, const char *path); /* synth.c: the same of a guest path */
+
+/* ---- locks.c ---- */
+int64_t op_lock(struct vfs *vfs, const uint64_t a[6]);
 
 /* ---- readdir.c ---- */
 int64_t handle_readdir(struct vfs *vfs, struct handle *h, uint64_t gva, uint64_t len, uint64_t cookie);
 
+/* ---- openops.c ---- */
+int64_t op_open(struct vfs *vfs, const uint64_t a[6]);
+/* What a descriptor (p->link_fd) is open on, as a place to open again; it need not have a name any more. 1: it is not the host's. -errno */
+int place_of_fd(struct vfs *vfs, struct place *p);
+int host_open_file(const struct place *p, int flags, uint32_t mode);         /* -> descriptor or -errno */
+int64_t open_by_path(struct vfs *vfs, const uint64_t path[3], int flags);    /* (gva, len, base): a handle for the moment */
+
 /* ---- pathops.c ---- */
 int64_t path_op(struct vfs *vfs, const struct afw_sqe *sqe);
-int host_open_file(const struct place *p, int flags, uint32_t mode);         /* -> descriptor or -errno */
 int walk_op(struct vfs *vfs, uint64_t gva, uint64_t len, uint64_t base, int how, struct place *p);
 
 /* ---- nameops.c ---- */

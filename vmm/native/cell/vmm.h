@@ -6,7 +6,7 @@
  *   share.c    CPU time: whom it is charged to, limits, whose turn is next
  *   vm.c       create, enter, exits, kill; boot.c: tables, segments, cpuid, MSRs; elf.c: images, stack, auxv
  *   memory.c   host backing, memslots, commit/zero/protect, checked access to guest memory
- *   ring.c     consuming the SQ, completing, dispatch to the op's file; calls.c: system calls that the shim hands on
+ *   ring.c     consuming the SQ, completing, dispatch to the op's file; calls.c: system calls that the shim hands on, filecalls.c: those about files
  *   flow.c     FLOW_OPEN / FLOW_KICK to events
  *   fault.c    exceptions and EFAULT to upcalls or reports
  *   snapshot.c save, restore.c check, restore; islands.c protections of a restored VM; recycle.c: a VM that ended becomes one just restored
@@ -77,7 +77,7 @@ void vfs_free(struct vfs *vfs);      /* closes every handle, drops the private /
 int vfs_configure(uint32_t record_type, const uint8_t *payload, uint32_t size);   /* MOUNT, FILE, SYMLINK, TMP, ALIAS; for /proc also PROGRAM, ARG, ENV, MEMORY. Others: 0. Before the jail */
 int vfs_landlock_paths(void (*allow)(int fd, int writable, void *arg), void *arg);   /* each mount, for jail.c */
 int vfs_open_handles(struct vfs *vfs);                               /* number; READY refuses if not 0 */
-/* AFW_OP_OPEN .. AFW_OP_FALLOCATE and AFW_OP_MAPFILE; result for the CQE */
+/* AFW_OP_OPEN .. AFW_OP_LOCK and AFW_OP_MAPFILE; result for the CQE */
 int64_t file_op(struct vm *vm, const struct afw_sqe *sqe);
 /* A piece of a private file is mapped, is mapped no more: what is mapped takes memory, named or not */
 void vfs_mapped(struct vfs *vfs, struct tnode *file);

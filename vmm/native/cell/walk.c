@@ -157,6 +157,7 @@ int probe(struct vfs *vfs, const char *canonical, struct place *p)
     p->exists = 0;
     p->kind = BACK_SYNTH;
     p->rule = 0;
+    p->link_fd = -1;
     if (vfs->vm->rules) {            /* before anything is looked at: what is hidden or denied cannot be told from what is not there */
         int above, rule = path_rule(vfs, p->path, &above);
         p->rule = (uint8_t)rule;
@@ -349,7 +350,9 @@ int walk(struct vfs *vfs, const char *base, const char *path, int how, struct pl
 {
     if (!*path)
         return -ENOENT;
-    int r = walk_fast(vfs, base, path, how, p);
+    if (*path == '/' && how & WALK_BENEATH)
+        return -EXDEV;
+    int r = how & (WALK_NO_LINKS | WALK_BENEATH) ? 1 : walk_fast(vfs, base, path, how, p);
     if (r <= 0)
         return r;
     char rest[PATH_MAX], target[PATH_MAX], here[PATH_MAX];
@@ -360,6 +363,7 @@ int walk(struct vfs *vfs, const char *base, const char *path, int how, struct pl
     strcpy(rest, path);
     strcpy(here, *path == '/' ? "/" : base);
     len = strlen(here);
+    size_t top = len;
     p->last = '/';
     p->slash = 0;
     const char *s = rest, *name;
@@ -372,6 +376,8 @@ int walk(struct vfs *vfs, const char *base, const char *path, int how, struct pl
         int d = dots(name, n);
         if (d) {
             p->last = d == 2 ? ':' : '.';
+            if (d == 2 && how & WALK_BENEATH && len <= top)
+                return -EXDEV;
             if (d == 2 && len > 1) {
                 len = (size_t)(strrchr(here, '/') - here);
                 len += !len;
@@ -399,6 +405,12 @@ int walk(struct vfs *vfs, const char *base, const char *path, int how, struct pl
         int follow = S_ISLNK(p->st.st_mode) && (!last || (how & WALK_FOLLOW) || (slash && !(how & WALK_NAME)));
         if (p->rule == AFW_RULE_DENY && (!last || follow))
             return permitted(vfs, p, 0);
+        if (follow && last && !slash && how & WALK_FD && p->kind == BACK_PROC && (p->link_fd = proc_link_fd(vfs, p->path)) >= 0)
+            follow = 0;
+        if (how & WALK_NO_LINKS && S_ISLNK(p->st.st_mode)) {
+            place_done(p);
+            return -ELOOP;
+        }
         if (follow) {
             if (++links > MAX_LINKS) {
                 place_done(p);
@@ -419,6 +431,8 @@ int walk(struct vfs *vfs, const char *base, const char *path, int how, struct pl
             if (slash)
                 rest[t] = '/';
             s = rest;
+            if (*target == '/' && how & WALK_BENEATH)
+                return -EXDEV;
             len = *target == '/' ? 1 : before;
             here[0] = '/';
             here[len] = 0;
