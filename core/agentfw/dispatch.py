@@ -34,7 +34,7 @@ class Job:
     """What an agent runs: `python TARGET`, `python -m TARGET`, `python -c TARGET` or `python -` (`target` "").
 
     `arguments` follow it; `env` is the agent's whole environment; `line_buffered`: its output is for a person who watches;
-    `files`: relative path -> content, laid into `cwd`.
+    `files`: relative path -> content, laid into `cwd`; `alone`: nothing else is there.
     """
 
     mode: Mode
@@ -44,6 +44,7 @@ class Job:
     cwd: str
     line_buffered: bool = False
     files: Mapping[str, bytes] = field(default_factory=dict)
+    alone: bool = False
 
     def size(self) -> int:
         """About how much there is to say, in characters and bytes."""
@@ -64,6 +65,8 @@ class Job:
         }
         if self.mode != "stdin":
             message[{"script": "path", "module": "module", "code": "code"}[self.mode]] = self.target
+        if self.alone and (self.mode != "script" or "/" not in self.target):
+            message["beside"] = sorted({path.partition("/")[0] for path in self.files})
         if self.files:
             message["files"] = [(path, len(content)) for path, content in self.files.items()]
         body = marshal.dumps(message, _MARSHAL)

@@ -180,6 +180,33 @@ def test_files_are_laid_before_it_runs(tmp_path: Path) -> None:
     assert {path: (tmp_path / path).read_bytes() for path in files} == files
 
 
+@pytest.mark.parametrize("target", [["main.py"], ["-m", "main"], ["-c", "import main"]])
+def test_what_the_worker_says_is_beside_the_program(target: list[str], tmp_path: Path) -> None:
+    """Its files come before modules that the template has; nothing that it does not name is looked for. A script is run as it was
+    sent, whatever else becomes of the file."""
+    (tmp_path / "textwrap.py").write_text("mine = 'not named'")
+    files = {
+        "main.py": b"import csv, statistics, textwrap\nprint(csv.mine, statistics.mine, hasattr(textwrap, 'mine'), __file__[-7:])",
+        "csv.py": b"mine = 1",
+        "statistics/__init__.py": b"mine = 2",
+    }
+    task = job(target, tmp_path)
+    more = {"files": [(path, len(data)) for path, data in files.items()], "beside": ["csv.py", "main.py", "statistics"]}
+    done = bootstrapped({**task, **more}, "", tmp_path, rest=b"".join(files.values()))
+    assert (done.returncode, done.stderr, done.stdout) == (0, b"", b"1 2 False main.py\n")
+
+
+def test_a_job_says_what_is_beside_it_where_that_is_known(tmp_path: Path) -> None:
+    def beside(mode: Any, target: str, alone: bool = True) -> object:
+        told = dispatch.Job(mode, target, (), {}, "/job", files={"b/c.py": b"", "b/d.py": b"", "a.py": b""}, alone=alone)
+        body = told.frame("0")
+        return marshal.loads(body[4:]).get("beside")
+
+    assert beside("script", "a.py") == beside("module", "b.c") == beside("code", "") == ["a.py", "b"]
+    assert beside("script", "b/c.py") is None, "it is another directory that comes first"
+    assert beside("script", "/opt/x.py") is None and beside("code", "", alone=False) is None
+
+
 @pytest.mark.parametrize("tail", ["", "comment" * 1000])
 def test_an_archive_under_any_name(tmp_path: Path, tail: str) -> None:
     with zipfile.ZipFile(tmp_path / "app", "w") as archive:

@@ -91,60 +91,7 @@ import weakref
 import zoneinfo
 
 import guest_forks  # type: ignore[import-not-found,unused-ignore]
-
-FRAME_MAX = 1 << 29
-"""Bytes of the job; its code and arguments are in it, each character in up to six bytes."""
-
-
-# ---- the job stream
-
-
-class _Stream:
-    """What the worker sends, by frames and files."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-        self.data = b""
-
-    def some(self, size: int) -> bytes:
-        """1..size bytes."""
-        if self.data:
-            part, self.data = self.data[:size], self.data[size:]
-        else:
-            part = os.read(self.descriptor, min(size, 1 << 16))
-        if not part:
-            os._exit(125)  # the worker changed its mind: nobody waits for this VM
-        return part
-
-    def take(self, size: int) -> bytes:
-        parts = []
-        while size:
-            parts.append(self.some(size))
-            size -= len(parts[-1])
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def job(self, ahead: typing.Callable[[], object] = dict) -> dict[str, typing.Any]:
-        """Marshalled, not JSON: it is read by a single call that touches little of the heap. An empty one may come before it."""
-        self.data = os.read(self.descriptor, 8192)  # mostly all of it
-        size = int.from_bytes(self.take(4), "little")
-        if not size:
-            ahead()
-            self.data = self.data or os.read(self.descriptor, 8192)
-            size = int.from_bytes(self.take(4), "little")
-        if size > FRAME_MAX:
-            os._exit(125)
-        job: dict[str, typing.Any] = marshal.loads(self.take(size))
-        return job
-
-    def say(self, text: bytes) -> None:
-        """A frame of JSON."""
-        data = len(text).to_bytes(4, "little") + text
-        try:
-            while data:
-                data = data[os.write(self.descriptor, data) :]
-        except BrokenPipeError:
-            os._exit(125)
-
+import job_stream  # type: ignore[import-not-found,unused-ignore]
 
 # ---- becoming that `python script.py`
 
@@ -182,29 +129,6 @@ def _change_environment(wanted: list[tuple[str, str]]) -> None:
         time.tzset()
 
 
-def _lay(stream: _Stream, files: list[tuple[str, int]]) -> None:
-    """The job's files, whose contents follow it on the stream, into the working directory."""
-    made = set()
-    for path, size in files:
-        above, _, name = path.rpartition("/")
-        try:
-            if not name or "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
-                raise ValueError("it is no relative path")
-            if above and above not in made:
-                os.makedirs(above, exist_ok=True)
-                made.add(above)
-            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-            while size:
-                part = stream.some(size)
-                size -= len(part)
-                while part:
-                    part = part[os.write(file, part) :]
-            os.close(file)
-        except (OSError, ValueError) as error:
-            print(f"agentfw: the job's file {path!r} cannot be laid: {error}", file=sys.stderr)
-            _leave(125)
-
-
 def _new_main() -> types.ModuleType:
     """A `__main__` as the interpreter makes it before it knows what to run."""
     main = types.ModuleType("__main__")
@@ -237,12 +161,13 @@ def _index_modules() -> None:
             SHADOWED.setdefault(top, []).append(module)
 
 
-def _unshadow(directory: str) -> None:
-    """Forget imported modules that a file beside the script would have come before."""
-    try:
-        entries = os.listdir(directory or ".")
-    except OSError:
-        return
+def _unshadow(directory: str, entries: list[str] | None = None) -> None:
+    """Forget imported modules that a file beside the script would have come before. `entries`: what is there, if it is known."""
+    if entries is None:
+        try:
+            entries = os.listdir(directory or ".")
+        except OSError:
+            return
     for entry in entries:
         name, dot, suffix = entry.partition(".")
         if name not in SHADOWED:
@@ -252,39 +177,51 @@ def _unshadow(directory: str) -> None:
                 sys.modules.pop(module, None)
 
 
-def _first_path(directory: str) -> None:
+def _first_path(directory: str, entries: list[str] | None) -> None:
     if not sys.flags.safe_path:
         sys.path.insert(0, directory)
-        _unshadow(directory)
+        _unshadow(directory, entries)
 
 
-def _prepare(job: dict[str, typing.Any], main: types.ModuleType) -> typing.Callable[[], object]:
-    """`sys.argv`, `sys.path[0]`, `sys.orig_argv`, `__main__`; -> what runs the program."""
+def _lay(stream: typing.Any, job: dict[str, typing.Any]) -> bytes | None:
+    """The job's files; -> the script, if it is one of them."""
+    try:
+        script: bytes | None = job_stream.lay(stream, job["files"], job.get("path"))
+    except ValueError as error:
+        print(f"agentfw: {error}", file=sys.stderr)
+        _leave(125)
+    return script
+
+
+def _prepare(job: dict[str, typing.Any], main: types.ModuleType, script: bytes | None = None) -> typing.Callable[[], object]:
+    """`sys.argv`, `sys.path[0]`, `sys.orig_argv`, `__main__`; -> what runs the program. `script`: its text, of a plain file that
+    was laid just now. All that is asked of the host costs an exit."""
     sys.argv[:] = job["argv"]
     sys.orig_argv[:] = [sys.executable, *job["orig_argv"]]
     mode = job["mode"]
+    beside: list[str] | None = job.get("beside")
     if mode == "module":
-        _first_path(os.getcwd())
+        _first_path(os.getcwd(), beside)
         sys.argv[0] = "-m"
         return functools.partial(runpy._run_module_as_main, job["module"])  # type: ignore[attr-defined]
     if mode == "code":
-        _first_path("")
+        _first_path("", beside)
         return functools.partial(_run_text, job["code"], "<string>", main)
     if mode == "stdin":
-        _first_path("")
+        _first_path("", beside)
         return functools.partial(_run_stdin, main)
     path = job["path"]
-    data = _contents(path)
+    data = _contents(path) if script is None else script
     rare = data is None or ARCHIVE in data[-ARCHIVE_TAIL:] or len(sys.path_hooks) != PATH_HOOKS
     if rare and _is_collection(path):
         sys.path.insert(0, os.path.abspath(path))
         _unshadow(path)
         return functools.partial(runpy._run_module_as_main, "__main__", False)  # type: ignore[attr-defined]
-    try:
-        real = os.path.join(os.path.dirname(path), os.readlink(path))
-    except OSError:
-        real = path
-    _first_path(os.path.dirname(os.path.abspath(real)))
+    real = path
+    if script is None:
+        with contextlib.suppress(OSError):
+            real = os.path.join(os.path.dirname(path), os.readlink(path))
+    _first_path(os.path.dirname(os.path.abspath(real)), beside)
     return functools.partial(_run_file, path, data, main)
 
 
@@ -498,7 +435,8 @@ def _preload() -> None:
 
 #: Variables for the libraries of a starting template; a program that has them gets them with its job
 START_ONLY = ("GLIBC_TUNABLES", "OPENSSL_ia32cap", "LD_BIND_NOW")
-PRACTICE = 20  # times: after 8 to 16 calls of each piece of code nothing more is written to it
+OURS = ("ssl_offload", "guest_forks", "job_stream")
+PRACTICE = 40  # times, half of them each way: after 8 to 16 calls of each piece of code nothing more is written to it
 PRACTICE_SCRIPT = b"""import sys
 def main():
     print(end="", flush=True)
@@ -523,11 +461,12 @@ def _practise() -> None:
     job: dict[str, object] = {"argv": [script], "orig_argv": [script], "mode": "script", "path": script, "cwd": os.getcwd()}
     job |= {"ack": "0" * 32, "line_buffered": False}
     ends = os.pipe()
-    source, sink = _Stream(ends[0]), _Stream(ends[1])
+    source, sink = job_stream.Stream(ends[0]), job_stream.Stream(ends[1])
     try:
         for turn in range(PRACTICE):
             more = [("AGENTFW_PRACTICE", "1")] if turn % 2 else []
-            data = marshal.dumps({**job, "env": marshal.dumps(items + more, 2)}, 2)
+            how = job if turn % 4 < 2 else {**job, "mode": "code", "code": PRACTICE_SCRIPT.decode(), "beside": []}
+            data = marshal.dumps({**how, "env": marshal.dumps(items + more, 2)}, 2)
             os.write(ends[1], len(data).to_bytes(4, "little") + data)
             random.seed()
             sink.say(b'{"warm": %d}' % os.getpid())
@@ -560,7 +499,9 @@ def main() -> typing.NoReturn:
     here = os.path.dirname(os.path.abspath(__file__))
     if sys.path and sys.path[0] == here:
         del sys.path[0]
-    for name in [name for name in sys.modules if name in ("ssl_offload", "guest_forks") or name.startswith("offload_")]:
+    for name in [
+        name for name in sys.modules if name in ("ssl_offload", "guest_forks", "job_stream") or name.startswith("offload_")
+    ]:
         del sys.modules[name]
     _one_process()
     _preload()
@@ -580,18 +521,17 @@ def main() -> typing.NoReturn:
     gc.collect()
     gc.freeze()
     hooks.stop()
-    stream = _Stream(os.open("/dev/agentfw", os.O_RDWR | os.O_CLOEXEC))  # the stop
+    stream = job_stream.Stream(os.open("/dev/agentfw", os.O_RDWR | os.O_CLOEXEC))  # the stop
     hooks.go_on()
     pid = os.getpid()
     stream.say(b'{"warm": %d}' % pid)
-    job = stream.job(lambda main=fresh: exec(compile(PRACTICE_SCRIPT, "<practice>", "exec"), vars(main).copy()))  # type: ignore[misc]
+    job = stream.job(lambda main=fresh: exec(compile(PRACTICE_SCRIPT, "<practice>", "exec"), vars(main).copy()))
     _adopt(job)
-    if "files" in job:
-        _lay(stream, job["files"])
-    program = _prepare(job, fresh)
+    script = _lay(stream, job) if "files" in job else None
+    program = _prepare(job, fresh, script)
     stream.say(b'{"ready": "%s", "pid": %d}' % (job["ack"].encode(), pid))
     os.close(stream.descriptor)
-    del job, stream, fresh
+    del job, stream, fresh, script
     status = _outcome(program)
     try:
         status = _finish(status)

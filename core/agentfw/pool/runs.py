@@ -243,7 +243,7 @@ class Run:
             self._failure = f"not started: {type(error).__name__}: {error}"
         else:
             target = job.target
-            return Told(job.mode, target, job.args, variables, JOB_DIRECTORY, files=job.files)
+            return Told(job.mode, target, job.args, variables, JOB_DIRECTORY, files=job.files, alone=True)
         self._kill(vm)
         return None
 

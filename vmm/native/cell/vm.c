@@ -144,6 +144,7 @@ void vm_end(struct machine *m, uint32_t kind, int code, int signal, const char *
     __atomic_store_n(&s->state, AFW_VM_DEAD, __ATOMIC_RELEASE);
     if (m->restored)
         hot_record(m);
+    runner_notify(m->vm.runner);                 /* of what it said last: somebody waits for that, and not for what follows */
     /* Before the event: the worker may use the window again as soon as it sees it. */
     if (!recycle_keep(m))
         vm_close(m);
