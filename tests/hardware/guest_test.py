@@ -85,6 +85,7 @@ def main() -> None:
     if ARCHIVE.exists():
         travelling()
     print(run("network slice", [sys.executable, "examples/run_fleet.py", "--count", "8", "--slow", "20"], 600), flush=True)
+    print(run("a pool", [sys.executable, "tests/hardware/pooled.py"], 600), flush=True)
     print(run("recycling", [sys.executable, "tests/hardware/recycling.py"], 600), flush=True)
     print(run("fork of a running agent", [sys.executable, "tests/hardware/forked.py"], 600), flush=True)
     print("AGENTFW-HARDWARE: passed", flush=True)

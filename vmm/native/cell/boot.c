@@ -103,9 +103,13 @@ int boot_vcpu(struct machine *m, uint64_t fs_base, uint64_t gs_base)
     int fd = m->vm.vcpu_fd;
     if (ioctl(fd, KVM_SET_CPUID2, &cell.cpu.kvm))
         return -errno;
-    struct kvm_sregs s;
-    if (ioctl(fd, KVM_GET_SREGS, &s))
+    /* A new vCPU's are the same each time, and to ask for them is a trip through KVM. */
+    static __thread struct kvm_sregs fresh;
+    static __thread bool known;
+    if (!known && ioctl(fd, KVM_GET_SREGS, &fresh))
         return -errno;
+    known = true;
+    struct kvm_sregs s = fresh;
     s.cs = (struct kvm_segment){.limit = 0xffffffff, .selector = SEL_UCODE, .present = 1, .type = 11, .dpl = 3, .s = 1, .l = 1, .g = 1};
     s.ss = s.ds = s.es = s.fs = s.gs =
         (struct kvm_segment){.limit = 0xffffffff, .selector = SEL_UDATA, .present = 1, .type = 3, .dpl = 3, .db = 1, .s = 1, .g = 1};

@@ -82,6 +82,7 @@ struct snapshot {                                /* restore.c: the parsed and ch
     const struct saved_protection *protection;
     const struct saved_mapping *mapping;
     const char **name;                           /* of each mapping, interned */
+    struct mapping *map;                         /* of a VM of it; 0: some are private files' */
     int fd;
     const struct saved_vm *vm;                   /* of what SAVE wrote; 0: a template's snapshot */
     const struct afw_snapshot_extent *base;      /* its n_bases */
@@ -174,7 +175,7 @@ struct machine {
     uint8_t *prot;                               /* a byte a page: host protection ^ (PROT_READ|PROT_WRITE), and PAGE_*; sparse */
     uint32_t edges, drawn;                       /* pieces.c */
     struct mapping *map;
-    uint32_t maps, maps_room;
+    uint32_t maps, maps_room;                    /* room 0: a list of the snapshot's, not this VM's own */
     uint64_t cpu_ns;                             /* used by this VM, and for it */
     uint64_t cpu_end, cpu_allowed;               /* where that ends the VM; what it was given */
     uint64_t turns_ns;                           /* cpu_ns as turns are given by it */
@@ -241,6 +242,7 @@ int memory_slot(struct machine *m, uint32_t from, uint32_t to);
 int remap_failed(struct machine *m, uint64_t gva);   /* -errno; the process ends if there is a hole now */
 int host_prot(int prot);
 int mapping_add(struct machine *m, const struct mapping *x);
+void mapping_share(struct machine *m, const struct mapping *map, uint32_t n);   /* its mappings are these, in memory that stays as it is */
 void mapping_cut(struct machine *m, uint64_t gva, uint64_t len);
 const char *intern(const char *name);
 

@@ -5,6 +5,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -175,6 +176,8 @@ int main(int argc, char **argv)
     }
     sha256(cell.shim_sha, shim_blob, (size_t)(shim_blob_end - shim_blob));
     check_kvm();
+    /* An arena of a thread's own grows by mprotect() of a few pages at a time, each of which is told to KVM of all VMs. */
+    mallopt(M_ARENA_MAX, 1);
     guard_install();
     pieces_setup();
     int space = memory_setup();

@@ -47,7 +47,8 @@ void memory_release(struct machine *m)
                       madvise(m->prot, PAGES_IN_SPACE, MADV_DONTNEED)))
         abort();
     pieces_release(m);
-    free(m->map);
+    if (m->maps_room)
+        free(m->map);
     m->vm.mem = 0;
     m->vm.ctl = 0;
     m->prot = 0;
@@ -249,18 +250,30 @@ const char *intern(const char *name)
     return found;
 }
 
-/* For the two that one operation may add: what is mapped must not be forgotten for want of memory. */
+/* For the two that one operation may add: what is mapped must not be forgotten for want of memory. A list that others have, too, is
+ * copied. */
 static int mapping_room(struct machine *m)
 {
     if (m->maps + 2 > m->maps_room) {
-        uint32_t room = m->maps_room ? m->maps_room * 2 : 64;
-        struct mapping *map = realloc(m->map, room * sizeof *map);
+        uint32_t room = m->maps < 32 ? 64 : m->maps * 2;
+        struct mapping *map = realloc(m->maps_room ? m->map : 0, room * sizeof *map);
         if (!map)
             return -ENOMEM;
+        if (!m->maps_room && m->maps)
+            memcpy(map, m->map, m->maps * sizeof *map);
         m->map = map;
         m->maps_room = room;
     }
     return 0;
+}
+
+void mapping_share(struct machine *m, const struct mapping *map, uint32_t n)
+{
+    if (m->maps_room)
+        free(m->map);
+    m->map = (struct mapping *)map;              /* not written to while there is no room */
+    m->maps = n;
+    m->maps_room = 0;
 }
 
 int mapping_add(struct machine *m, const struct mapping *x)

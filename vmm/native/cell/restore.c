@@ -95,7 +95,8 @@ static const char *check_state(struct snapshot *s)
     if (v->names_size && names[v->names_size - 1])
         return "names do not end";
     s->name = calloc(v->n_mappings + 1, sizeof *s->name);
-    if (!s->name)
+    s->map = s->h.magic == AFW_SAVED_MAGIC ? 0 : calloc(v->n_mappings + 1, sizeof *s->map);
+    if (!s->name || (s->h.magic != AFW_SAVED_MAGIC && !s->map))
         return "no memory";
     for (uint32_t i = 0; i < v->n_mappings; i++) {
         const struct saved_mapping *x = &s->mapping[i];
@@ -105,6 +106,8 @@ static const char *check_state(struct snapshot *s)
                          !chunk_set(&s->h, x->start, x->end - x->start) || x->offset > INT64_MAX - (x->end - x->start)))
             return "a mapping of a private file is out of bounds";
         s->name[i] = i && x->name == x[-1].name ? s->name[i - 1] : intern(names + x->name);
+        if (s->map)
+            s->map[i] = (struct mapping){.start = x->start, .end = x->end, .offset = x->offset, .name = s->name[i]};
     }
     return s->h.magic == AFW_SAVED_MAGIC ? check_saved(s, (uint64_t)((const uint8_t *)names + v->names_size - s->state)) : 0;
 }
@@ -374,6 +377,10 @@ static int map_memory(struct machine *m, const struct snapshot *s)
 
 static int list_mappings(struct machine *m, const struct snapshot *s)
 {
+    if (s->map) {
+        mapping_share(m, s->map, s->vcpu->n_mappings);
+        return 0;
+    }
     m->maps = 0;
     for (uint32_t i = 0; i < s->vcpu->n_mappings; i++) {
         const struct saved_mapping *x = &s->mapping[i];
