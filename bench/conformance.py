@@ -20,6 +20,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ from conformance.outcome import Difference, Outcome, differences
 from conformance.running import Attempt, Wish, natively, run, vms
 from conformance.table import HEAD, Row, below, line, total
 
+PAUSE = 20.0
+"""Seconds between two writings of the results' file, which becomes some megabytes long."""
 RETRIED = 60
 """Of a module, cases that differ are run again if they are not more than that."""
 
@@ -65,6 +68,7 @@ class Book:
         self.of = {"python": sys.version, "executable": os.path.realpath(sys.executable), "resources": sorted(resources)}
         self.native: dict[str, Outcome] = {}
         self.vm: dict[str, Any] = {}
+        self._next = 0.0
         for each in (other, file):
             if each is not None and each.exists():
                 read = json.loads(each.read_text())
@@ -80,8 +84,13 @@ class Book:
                 name: [dataclasses.asdict(each) for each in getattr(row, name)] for name in ("differ", "subprocess", "unsteady")
             }
             self.vm[row.module] = {**row.vm.as_json(), **parts}
+        if time.monotonic() > self._next:
+            self.write()
+
+    def write(self) -> None:
         if self.file is None:
             return
+        self._next = time.monotonic() + PAUSE
         text = json.dumps({"of": self.of, "native": {name: each.as_json() for name, each in self.native.items()}, "vm": self.vm})
         with tempfile.NamedTemporaryFile("w", dir=self.file.parent, delete=False) as made:
             made.write(text)
@@ -151,9 +160,12 @@ class Bench:
             rows.append(row)
             print(line(row.module, *row.numbers()), flush=True)
 
-        async with asyncio.TaskGroup() as group:
-            for name in names:
-                group.create_task(one(name))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name in names:
+                    group.create_task(one(name))
+        finally:
+            self.book.write()
         print(total(rows))
         return sorted(rows, key=lambda row: row.module)
 
