@@ -27,7 +27,10 @@ def prepare() -> None:
     generator = random._inst
     words = generator.getstate()[1][:-1]
     memory = ctypes.string_at(id(generator), type(generator).__basicsize__)
-    at = memory.find(struct.pack(f"{len(words)}I", *words))
+    state = struct.pack(f"{len(words)}I", *words)
+    at = memory.find(state)
+    for copy in (memory, state):  # else they stay in freed memory, the same in all VMs (bench/uniqueness.py)
+        ctypes.memset(id(copy) + type(copy).__basicsize__ - 1, 0, len(copy))
     if at >= 0 and len(words) == 624:
         ctypes.c_uint64.from_address(FORK_FILL).value = id(generator) + at
     signal.signal(FORK_SIGNAL, _forked)
@@ -37,10 +40,22 @@ def _forked(number: int, frame: types.FrameType | None) -> None:
     """In the copy. As with fork(), generators that the program made itself are not touched."""
     _keep_loops()
     random.seed()
+    _renew()
+
+
+def _renew() -> None:
+    """Random numbers that modules keep and have no hook for, which would be the same in all VMs of a template."""
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
         with contextlib.suppress(Exception):
             numpy.seed()
+    processes = sys.modules.get("multiprocessing.process")  # keeps the secret by which its connections are known
+    if processes is not None:
+        with contextlib.suppress(Exception):
+            processes.current_process().authkey = os.urandom(32)
+    uuid = sys.modules.get("uuid")
+    if uuid is not None:
+        uuid._node = None  # type: ignore[attr-defined]  # looked up again: in a VM it is a random one
 
 
 def _keep_loops() -> None:
@@ -113,6 +128,7 @@ class ForkHooks:
         """After it."""
         if self.whole:
             ctypes.pythonapi.PyOS_AfterFork_Child()
+            _renew()
             return
         for hook in self.after:
             try:
@@ -120,3 +136,4 @@ class ForkHooks:
             except Exception as error:  # as in a child
                 self.ignored(error, hook)
         self.main._set_native_id()  # type: ignore[attr-defined]
+        _renew()

@@ -1,0 +1,131 @@
+"""No two VMs have the same random numbers: restored in one command and in two, put back after their end, copied."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import itertools
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from agentfw.dispatch import Job, default_environment
+from agentfw.snapshots import cell_config
+from agentfw_vmm import Cell
+
+from tests.conftest import Agentfw
+
+from .forks import Agent, Watch, forks
+
+pytestmark = pytest.mark.kvm
+
+ROOT = Path(__file__).parents[2]
+PROBE = ROOT / "tests/guest/unique_probe.py"
+PRELOAD = "uuid,multiprocessing.process,tempfile,secrets,ssl"
+
+
+def values(lines: list[str]) -> list[dict[str, str]]:
+    """What each VM said, of several whose lines came mixed: n-th lines of a name are told apart by their order."""
+    found: dict[str, list[str]] = {}
+    for line in lines:
+        name, _, value = line.partition(" ")
+        found.setdefault(name, []).append(value)
+    counts = {len(each) for each in found.values()}
+    assert len(counts) == 1, found
+    return [dict(zip(found, each, strict=True)) for each in zip(*found.values(), strict=True)]
+
+
+def all_differ(vms: list[dict[str, str]], but: tuple[str, ...] = ()) -> None:
+    for name in vms[0]:
+        if not name.startswith("*") and name not in but:
+            assert len({vm[name] for vm in vms}) == len(vms), (name, vms)
+
+
+def test_two_commands(agentfw: Agentfw) -> None:
+    """The second finds the snapshot that the first made, and its VMs have the same pids."""
+    command = ("run", "-q", "--no-config", "--plugins", "", "--preload", PRELOAD, "-n", "2", str(PROBE))
+    before = time.time(), time.monotonic()
+    first = values(agentfw(*command).stdout.splitlines())
+    between = time.time(), time.monotonic()
+    second = values(agentfw(*command).stdout.splitlines())
+    after = time.time(), time.monotonic()
+    all_differ(first)
+    all_differ(first + second, ("pid",))
+    for vms, since, until in ((first, before, between), (second, between, after)):
+        for vm in vms:
+            assert since[0] <= float(vm["*time"]) <= until[0]
+            assert since[1] <= float(vm["*monotonic"]) <= until[1]
+
+
+def test_a_vm_that_is_put_back(agentfw_environment: dict[str, str]) -> None:
+    """The same VM, three lives: clocks go on, all else is new."""
+
+    async def main() -> list[dict[str, str]]:
+        async with forks(agentfw_environment) as every:
+            config = cell_config(every.template, vms=1, runners=1, snapshot_in=every.snapshot, key=every.key, recycle=True)
+            watch = Watch()
+            cell = await Cell.start(config, watch)
+            every.cells.append(cell)
+            lives = []
+            for pid in range(3000, 3003):
+                agent = Agent(cell, watch, 0)
+                cell.restore(0, pid)
+                await cell.stream(0, 3).send(Job("code", PROBE.read_text(), (), default_environment(), "/tmp").frame("ack"))
+                lines = [await agent.line()]
+                while not lines[-1].startswith("*monotonic"):
+                    lines.append(await agent.line())
+                await agent.end()
+                assert cell.statistics(0).recycled == (pid > 3000)
+                lives += values(lines)
+            return lives
+
+    lives = asyncio.run(main())
+    all_differ(lives)
+    for one, next_one in itertools.pairwise(lives):
+        assert float(one["*monotonic"]) <= float(next_one["*monotonic"]) and float(one["*time"]) <= float(next_one["*time"])
+
+
+def scanner() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("uniqueness", ROOT / "bench/uniqueness.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_scanner_finds_what_two_vms_share(tmp_path: Path) -> None:
+    """A module draws a key as it is imported, before the snapshot: that is found, and nothing else."""
+    (tmp_path / "planted.py").write_text("import os\nSECRET = os.urandom(64)\n")
+    options = ["--env", f"PYTHONPATH={tmp_path}", "--mount", f"{tmp_path}:{tmp_path}", "--preload", "planted"]
+    uniqueness = scanner()
+    size, found = uniqueness.scan(options)
+    assert size > 10_000_000
+    unknown = [each for each in found if not each.reason]
+    assert len(unknown) == 1 and 48 <= len(unknown[0].data) < 64 + 2 * 16, unknown
+    assert {each.reason for each in found} - {""} == {
+        "AT_RANDOM: the C library's stack protector and pointer guard",
+        "a pointer under the C library's guard",
+        "malloc's mark of freed pieces",
+    }
+
+
+def test_what_looks_random() -> None:
+    looks_random = scanner().looks_random
+    assert looks_random(bytes.fromhex("b57c9006c60703e33b757cfb10b7a013"))
+    for data in (bytes(16), b"a pointer is not", bytes.fromhex("4039820300000000a8f0110100000000"), b"\xff" * 16, b"ab" * 8):
+        assert not looks_random(data)
+
+
+def test_the_probe_is_about_all_of_it() -> None:
+    """Natively two processes differ in all of it, too: what the probe says is not the same by its own doing."""
+    told = [
+        subprocess.run([sys.executable, PROBE], capture_output=True, text=True, timeout=60, check=True).stdout for _ in range(2)
+    ]
+    all_differ([values(text.splitlines())[0] for text in told])
+    names = set(re.findall(r"^(\S+) ", told[0], re.MULTILINE))
+    assert {"random", "os.urandom", "uuid1", "uuid4", "secrets", "ssl", "tempfile", "pid", "authkey"} <= names
