@@ -217,6 +217,24 @@ def test_an_archive_under_any_name(tmp_path: Path, tail: str) -> None:
     assert (got.stdout, got.returncode) == (expected.stdout, 0) and b"in it" in got.stdout
 
 
+def test_calls_are_practised_over_the_offload(tmp_path: Path) -> None:
+    """All of them, by the host's half of TLS as agents' are, and nothing of them is left."""
+    code = """if True:
+        import ssl_offload; ssl_offload.install()
+        import gc, socket, offload_client, offload_local, practice_calls
+        local, client, made = offload_local.local_peer, offload_client.Client._preface, []
+        offload_client.Client._preface = lambda self: made.append(1) or client(self)
+        assert practice_calls.practise() == practice_calls.TIMES == len(made)
+        assert offload_local.local_peer is local
+        gc.collect()
+        assert not [each for each in gc.get_objects() if isinstance(each, (socket.socket, offload_client.Client))]
+        print("practised")"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], env={"PYTHONPATH": str(BOOTSTRAP.parent)}, capture_output=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == (b"practised\n", b"")
+
+
 def test_what_only_the_start_of_a_template_needs(tmp_path: Path) -> None:
     """Each of these is gone before anything is compared with a job's environment: else no job's would be the template's."""
     start = dispatch.template_environment({})

@@ -92,6 +92,7 @@ import zoneinfo
 
 import guest_forks  # type: ignore[import-not-found,unused-ignore]
 import job_stream  # type: ignore[import-not-found,unused-ignore]
+import practice_calls  # type: ignore[import-not-found,unused-ignore]
 
 # ---- becoming that `python script.py`
 
@@ -435,7 +436,7 @@ def _preload() -> None:
 
 #: Variables for the libraries of a starting template; a program that has them gets them with its job
 START_ONLY = ("GLIBC_TUNABLES", "OPENSSL_ia32cap", "LD_BIND_NOW")
-OURS = ("ssl_offload", "guest_forks", "job_stream")
+OURS = ("ssl_offload", "guest_forks", "job_stream", "practice_calls")
 PRACTICE = 40  # times, half of them each way: after 8 to 16 calls of each piece of code nothing more is written to it
 PRACTICE_SCRIPT = b"""import sys
 def main():
@@ -513,6 +514,7 @@ def main() -> typing.NoReturn:
     NAMES = frozenset(name for name, _ in ITEMS)
     _practise()
     _use_once()
+    practice_calls.practise()
     linecache.clearcache()
     sys.path_importer_cache.clear()  # mounts may be others than the template's; and what is thrown away later costs page faults
     fresh = _new_main()
