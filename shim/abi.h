@@ -242,6 +242,10 @@ enum afw_op {
     /* flows; state lives in the I/O window */
     AFW_OP_FLOW_OPEN = 48,           /* flow a0  kind a1  family a2 (AF_INET, AF_INET6)  address a3,a4 (as in memory, 16 bytes)  port a5 (host order) */
     AFW_OP_FLOW_KICK = 49,           /* flow a0: bytes were produced or consumed, or gflags changed */
+    AFW_OP_SOCKET = 50,              /* what Linux says of a socket option, or of a kind of socket (AFW_SOCKET_* a4):
+                                      * level << 32 | name a0  domain | type << 16 | listening << 24 a1  length a2  16 bytes at a3 (of a set option, what
+                                      * is kept of it; of another, what it is before it is set) -> length of that
+                                      * KIND: domain a0  type a1  protocol a2 -> 0 */
     /* the VM */
     AFW_OP_READY = 64,               /* template: save the snapshot here; -> 0 in every VM restored from it (and 1 in the template itself) */
     AFW_OP_EXIT = 65,                /* status a0 (0..255)  signal a1 (0, or the signal that killed it) */
@@ -256,6 +260,12 @@ enum afw_op {
 #define AFW_OPENED_DEVICE 0x10000    /* + minor number: one of the devices that the shim is itself */
 #define AFW_OPENED_FD 0x20000        /* + descriptor: the same description under another number */
 #define AFW_OPENED_JOB 0x30000       /* the job stream is wanted */
+
+enum afw_socket_op {
+    AFW_SOCKET_GET = 0,
+    AFW_SOCKET_SET = 1,
+    AFW_SOCKET_KIND = 2
+};
 
 /* ---- I/O window: a memslot shared by guest, cell and worker. Layout: struct afw_window, then the byte rings of the flows.
  * Flow i: guest-to-worker ring at data + i * 2 * AFW_RING, worker-to-guest ring AFW_RING behind it. ---- */

@@ -57,7 +57,7 @@ void addr_get(u32 domain, u64 user, u64 len, struct addr *out)
     len = (u32)len;
     memset(out, 0, sizeof *out);
     if (len - 2 > NAME_MAX_LEN - 2) {
-        if (len < 2 || domain == AF_UNIX)
+        if (len < 2 || len > sizeof(struct sockaddr_storage) || domain == AF_UNIX)
             fail(-EINVAL);
         len = NAME_MAX_LEN;
     }

@@ -51,6 +51,7 @@ static const struct ops event_ops = {.size = sizeof(struct event), .mode = 0600,
 
 PL(eventfd2)
 {
+    ONLY(b, EFD_SEMAPHORE | EFD_NONBLOCK | EFD_CLOEXEC);
     struct event *ev = file_new(&event_ops, (b & O_NONBLOCK) | O_RDWR);
     ev->count = (u32)a;
     ev->semaphore = b & EFD_SEMAPHORE;
@@ -121,6 +122,9 @@ static const struct ops timer_ops = {.size = sizeof(struct timer), .mode = 0600,
 
 PL(timerfd_create)
 {
+    ONLY(b, TFD_NONBLOCK | TFD_CLOEXEC);
+    if (a > 9 || !(0x383 >> a & 1))  /* REALTIME, MONOTONIC, BOOTTIME and the alarms of two of them */
+        return -EINVAL;
     struct timer *t = file_new(&timer_ops, (b & O_NONBLOCK) | O_RDWR);
     t->clock = a;
     t->next = timers;
@@ -150,6 +154,7 @@ FD(timerfd_settime)
     s64 r = read_timespec(c, &interval);
     if (!r)
         r = read_timespec(c + sizeof(struct timespec), &value);
+    ONLY(b, TFD_TIMER_ABSTIME | TFD_TIMER_CANCEL_ON_SET);
     if (!r && o->ops != &timer_ops)
         r = -EINVAL;
     if (!r && d)

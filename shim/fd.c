@@ -99,15 +99,19 @@ void file_notify(void *file, u32 events)
     }
 }
 
-void file_wait(void *file, u32 msg, u64 deadline)
+void file_wait_for(void *other, void *file, u32 msg, u64 deadline)
 {
-    struct file *f = file;
+    struct file *f = file, *o = other;
     if (msg & MSG_DONTWAIT || f->flags & O_NONBLOCK)
         fail(-EAGAIN);
-    int r = io_wait(&f->wq, deadline);
+    o->refs++;
+    int r = io_wait(&o->wq, deadline);
+    fput(o, 0);
     if (r)
         fail(r == -ETIMEDOUT ? -EAGAIN : deadline == NEVER ? -ERESTARTSYS : -EINTR);
 }
+
+void file_wait(void *file, u32 msg, u64 deadline) { file_wait_for(file, file, msg, deadline); }
 
 /* ---- read and write ---- */
 #define WRITE 1
@@ -127,9 +131,11 @@ static s64 rw(struct file *o, u64 buf, u64 n, s64 pos, u32 how)
         fail(-EINVAL);
     if (!op)
         fail(-EINVAL);
-    if (how & VEC)
+    if (how & VEC) {
         io_vec(&io, buf, n);
-    else
+        if (!io.left)
+            return 0;
+    } else
         io_buf(&io, buf, n);
     return op(o, &io, 0, pos);
 }

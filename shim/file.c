@@ -234,3 +234,38 @@ PL(newfstatat)
 {
     return d & AT_EMPTY_PATH && (int)a >= 0 && !user_strlen(b, 1) ? sys_fstat(need(a), c, 0, 0, 0, 0) : sys_ask(a, b, c, d, e);
 }
+
+/* Only as much is read as can be written without waiting: nobody else has the bytes in between. */
+FD(sendfile)
+{
+    static u8 bytes[CHAN_MAX];
+    struct file *in = need(b);
+    struct chan *t = o->ops == &pipe_ops || o->ops == &sock_ops ? STREAM(o)->tx : 0;
+    struct io io;
+    u64 at, done = 0;
+    if ((in->flags & O_ACCMODE) == O_WRONLY || !(o->flags & O_ACCMODE))
+        return -EBADF;
+    if (in->ops != &ring_ops || o->flags & O_APPEND || !(o->ops->seek || o->ops == &pipe_ops || o->ops == &sock_ops))
+        return -EINVAL;
+    at = c ? *(u64 *)user_at(c, 8, 1) : place(in);
+    if ((s64)at < 0)
+        return -EINVAL;
+    while (done < d) {
+        u64 n = min64(d - done, sizeof bytes), room = n;
+        if (t && !t->frames)
+            while (!(room = chan_room(t)) && !chan_broken(t))
+                file_wait(o, 0, NEVER);
+        n = handle_call(in, (u64)bytes, min64(n, room + !room), at, AFW_OP_PREAD);
+        if (!n)
+            break;
+        io_kernel(&io, bytes, n);
+        o->ops->write(o, &io, 0, -1);
+        PROGRESS = done += n;
+        at += n;
+        if (c)
+            copy_out(c, &at, 8);
+        else
+            RING(in)->place = at;
+    }
+    return done;
+}

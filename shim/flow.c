@@ -140,7 +140,7 @@ static void cut(struct chan *c)
     c->size = 0;
     c->head = &c->own[0];
     c->tail = &c->own[1];
-    c->eof = c->dead = c->reset = 1;
+    c->eof = c->dead = 1;
 }
 
 void io_restored(void)
@@ -162,8 +162,7 @@ void io_restored(void)
         } else {
             cut(s->s.rx);
             cut(s->s.tx);
-            if (s->state == S_CONNECTING)
-                s->error = ECONNRESET;
+            s->error = ECONNRESET;
             s->state = S_CONNECTED;
         }
         file_notify(s, ALL_EVENTS);

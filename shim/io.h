@@ -38,6 +38,8 @@ struct sock;
 #define FRAME sizeof(struct afw_dgram)
 #define ALL_EVENTS (POLLIN | POLLOUT | POLLERR | POLLHUP | POLLRDHUP)
 
+/* Flags of a call that nobody knows are an error. */
+#define ONLY(flags, known) do { if ((flags) & ~(u64)(known)) fail(-EINVAL); } while (0)
 static inline u64 min64(u64 a, u64 b) { return a < b ? a : b; }
 static inline u32 min32(u32 a, u32 b) { return a < b ? a : b; }
 
@@ -58,6 +60,9 @@ struct io {
     u64 at, left;
     struct iovec one;
     int kernel;                      /* the piece lies in the shim's memory */
+    u32 flags;                       /* recvmsg(): MSG_* to tell */
+    u64 message;                     /* sendmsg() between unix sockets, recvmsg(): the struct msghdr; else 0 */
+    u64 control;                     /* bytes of its control data that were filled */
 };
 void io_buf(struct io *io, u64 buf, u64 len);
 void io_vec(struct io *io, u64 iov, u64 n);
@@ -104,6 +109,7 @@ s64 fd_pair(void *first, void *second, u32 flags, u64 user);   /* takes both; nu
 void file_notify(void *f, u32 events);
 /* Sleep until f changes; O_NONBLOCK, MSG_DONTWAIT in msg, the deadline and signals fail. */
 void file_wait(void *f, u32 msg, u64 deadline);
+void file_wait_for(void *other, void *f, u32 msg, u64 deadline);         /* until another one changes */
 
 /* ---- poll.c, event.c ---- */
 int io_block(u64 deadline);          /* block(), woken for timers */
@@ -123,8 +129,9 @@ struct chan {
     u32 size;                        /* bytes at base, a power of two; local ones grow up to CHAN_MAX */
     u8 eof;                          /* no more bytes come */
     u8 dead;                         /* nobody takes bytes any more */
-    u8 reset;                        /* the next error is ECONNRESET */
+    u8 told;                         /* flows: that it was reset */
     u8 frames;                       /* datagrams: struct afw_dgram + payload each */
+    struct pass *passed;             /* descriptors on their way */
 };
 struct stream {                      /* pipes, sockets, stdio */
     struct file f;
@@ -138,6 +145,8 @@ u32 chan_used(struct chan *c);
 u32 chan_room(struct chan *c);
 int chan_eof(struct chan *c);
 int chan_broken(struct chan *c);     /* writing makes no sense any more */
+void chan_reset(struct chan *c, int error);          /* its writer is told this error; no more bytes go in */
+int stream_eof(struct stream *s);    /* nothing comes behind what is there */
 void chan_copy(struct chan *c, u32 at, struct io *io, u32 n, int to_user);
 void chan_raw(struct chan *c, void *p, u32 n, int out);      /* the next n bytes to the shim's own memory, or from it */
 void chan_consume(struct chan *c, u32 n);
@@ -148,6 +157,11 @@ s64 chan_write(struct file *f, struct io *io, u32 msg, s64 pos);
 s64 chan_ioctl(struct file *f, u64 cmd, u64 arg);
 void stream_close(struct file *f);
 void broken_pipe(u32 msg) __attribute__((noreturn));
+
+/* ---- pass.c ---- */
+void pass_send(struct chan *c, struct io *io);
+u32 pass_receive(struct chan *c, struct io *io, u32 n, u32 msg);
+void pass_drop(struct chan *c);
 
 /* ---- flow.c ---- */
 struct addr;
@@ -183,14 +197,15 @@ void *addr_ip(const struct addr *a, u32 *n);         /* the address alone: 4 or 
 enum { S_NEW, S_LISTEN, S_CONNECTING, S_CONNECTED };
 struct opt {
     struct opt *next;
-    u32 key, len;                    /* level << 16 | name */
+    u64 key, len;                    /* level << 32 | name */
     u64 data[2];
 };
+#define OPT(level, name) ((u64)(level) << 32 | (name))
 struct sock {
     struct stream s;
     struct sock *next;               /* bound list */
     struct sock *pending;            /* accept queue: next one */
-    u16 domain;
+    u16 domain;                      /* with type and state one word: AFW_OP_SOCKET */
     u8 type, state, bound, shut;
     int error;
     u32 backlog, queued;
@@ -208,6 +223,6 @@ void sock_source(struct sock *s, const struct addr *to, struct addr *out);   /* 
 void sock_autobind(struct sock *s);
 void sock_progress(struct sock *s);  /* a connect over a flow may be done */
 void sock_error(struct sock *s);     /* a pending error fails */
-struct opt *sock_opt(struct sock *s, u32 key);
+struct opt *sock_opt(struct sock *s, u64 key);
 u64 sock_deadline(struct sock *s, u32 name);         /* SO_RCVTIMEO, SO_SNDTIMEO */
 #endif

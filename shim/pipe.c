@@ -18,8 +18,10 @@ static void part(struct chan *c, struct file *f)
     if (!c)
         return;
     if (c->reader == f) {
-        c->reader = 0;
         c->dead = 1;
+        while (c->passed)            /* one of them may be c's writer */
+            pass_drop(c);
+        c->reader = 0;
     } else {
         c->writer = 0;
         c->eof = 1;
@@ -47,6 +49,17 @@ static u32 hflags(struct chan *c)
 
 int chan_eof(struct chan *c) { return c->eof || hflags(c); }
 int chan_broken(struct chan *c) { return c->dead || c->eof || hflags(c) & AFW_HF_RESET; }
+
+void chan_reset(struct chan *c, int error)
+{
+    struct sock *s = (struct sock *)c->writer;
+    if (s)
+        s->error = error;
+    c->eof = 1;
+    file_notify(s, ALL_EVENTS);
+}
+
+int stream_eof(struct stream *s) { return chan_eof(s->rx) || (s->sock && s->sock->shut & 1); }
 
 void chan_fit(struct chan *c, u32 more)
 {
@@ -86,8 +99,10 @@ void chan_consume(struct chan *c, u32 n)
     if (c->flow) {
         if (c->frames || room <= CHAN_MAX / 2)       /* the worker may have stopped for want of room */
             flow_kick(c->flow);
-    } else if (c->frames || room < PIPE_BUF)
+    } else if (c->frames || room < PIPE_BUF) {
         file_notify(c->writer, POLLOUT);
+        file_notify(c->reader, 0);   /* who sends datagrams waits for the reader */
+    }
 }
 
 void chan_produce(struct chan *c, u32 n)
@@ -99,16 +114,16 @@ void chan_produce(struct chan *c, u32 n)
         file_notify(c->reader, POLLIN);
 }
 
-/* The error a broken stream has to tell, once. */
-static void tell(struct stream *s, struct chan *c)
+/* The error a broken stream has to tell, once. Pipes and stdio: EPIPE and SIGPIPE is all there is */
+static void tell(struct stream *s)
 {
     if (!s->sock)
-        return;                      /* pipes and stdio: EPIPE and SIGPIPE is all there is */
-    sock_error(s->sock);
-    if (c->reset < 2 && (c->reset || hflags(c) & AFW_HF_RESET)) {
-        c->reset = 2;
-        fail(-(c->flow ? flow_error(c->flow, ECONNRESET) : ECONNRESET));
+        return;
+    if (!s->rx->told && hflags(s->rx) & AFW_HF_RESET) {
+        s->rx->told = 1;
+        s->sock->error = flow_error(s->rx->flow, ECONNRESET);
     }
+    sock_error(s->sock);
 }
 
 void broken_pipe(u32 msg)
@@ -125,9 +140,10 @@ s64 chan_read(struct file *f, struct io *io, u32 msg, s64 pos UNUSED)
     u64 deadline = sock_deadline(s->sock, SO_RCVTIMEO);
     s64 done = 0;
     while (io->left) {
-        int eof = chan_eof(c);       /* before the bytes: what came ahead of the end is read first */
+        int eof = stream_eof(s);     /* before the bytes: what came ahead of the end is read first */
         u32 n = min64(chan_used(c), io->left);
         if (n) {
+            n = pass_receive(c, io, n, msg);
             chan_copy(c, *c->tail, io, n, 1);
             if (msg & MSG_PEEK)
                 return n;
@@ -136,7 +152,8 @@ s64 chan_read(struct file *f, struct io *io, u32 msg, s64 pos UNUSED)
             if (!(msg & MSG_WAITALL))
                 break;
         } else {
-            tell(s, c);
+            if (!(eof && s->sock && s->sock->error == EPIPE))        /* that is for who writes */
+                tell(s);
             if (eof)
                 break;
             file_wait(f, msg, deadline);
@@ -154,12 +171,20 @@ s64 chan_write(struct file *f, struct io *io, u32 msg, s64 pos UNUSED)
     s64 done = 0;
     while (io->left) {
         u32 room = chan_room(c), n = min64(room, io->left);
-        tell(s, c);
+        if (s->sock && s->sock->domain != AF_UNIX) {
+            tell(s);
+            if (c->dead && !c->eof) {
+                chan_reset(c, EPIPE);        /* TCP: only the answer to these bytes says that nobody is there */
+                return io->left;
+            }
+        }
         if (chan_broken(c))
             broken_pipe(msg);
         if (room >= least) {
             chan_fit(c, n);
             chan_copy(c, *c->head, io, n, 0);
+            if (io->message)
+                pass_send(c, io);
             chan_produce(c, n);
             PROGRESS = done += n;
         } else
@@ -205,8 +230,8 @@ void stream_close(struct file *f)
         flow_leave(rx, tx);
         return;
     }
-    if (s->sock && tx && rx && !rx->frames && chan_used(rx))
-        tx->reset = 1;               /* bytes nobody will read: the other side is told */
+    if (s->sock && s->sock->type != SOCK_DGRAM && rx && chan_used(rx))
+        chan_reset(rx, ECONNRESET);  /* bytes nobody will read: the other side is told */
     part(rx, f);
     part(tx, f);
 }
@@ -218,6 +243,7 @@ const struct ops pipe_ops = {
 
 PL(pipe2)
 {
+    ONLY(b, O_NONBLOCK | O_CLOEXEC | O_DIRECT);
     struct stream *r = file_new(&pipe_ops, b), *w = file_new(&pipe_ops, b | O_WRONLY);
     r->rx = w->tx = chan_new(r, w);
     return fd_pair(r, w, b, a);

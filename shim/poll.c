@@ -297,6 +297,7 @@ static const struct ops epoll_ops = {.size = sizeof(struct epoll), .mode = 0600,
 
 PL(epoll_create1)
 {
+    ONLY(a, O_CLOEXEC);
     struct epoll *ep = file_new(&epoll_ops, O_RDWR);
     ep->ready_end = &ep->ready;
     return fd_install(ep, a);
@@ -313,7 +314,7 @@ FD(epoll_ctl)
         ev = user_at(d, sizeof *ev, 0);
     if (!t->ops->poll)
         return -EPERM;
-    if (o == t || o->ops != &epoll_ops)
+    if (o == t || o->ops != &epoll_ops || b - 1 > 2)
         return -EINVAL;
     while (it && !(it->ep == ep && it->fd == (int)c))
         it = it->next;

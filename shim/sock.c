@@ -29,15 +29,19 @@ static struct sock *sock_new(u32 domain, u32 type, u32 flags)
     return s;
 }
 
-static void check_kind(u32 domain, u32 type, u32 protocol)
+/* The usual kinds are let through here; what Linux says of another, the host knows. */
+static void check_kind(u64 domain, u64 type, u64 protocol)
 {
-    u32 kind = type & 0xf;
-    if (domain != AF_UNIX && domain != AF_INET && domain != AF_INET6)
-        fail(-EAFNOSUPPORT);
-    if (kind != SOCK_STREAM && kind != SOCK_DGRAM)
-        fail(kind == SOCK_RAW ? -EPERM : -ESOCKTNOSUPPORT);
-    if (protocol && domain != AF_UNIX && protocol != (kind == SOCK_STREAM ? IPPROTO_TCP : IPPROTO_UDP))
-        fail(-EPROTONOSUPPORT);
+    u32 plain = type & ~(u64)(SOCK_NONBLOCK | SOCK_CLOEXEC), families = 1 << AF_INET | 1 << AF_INET6;
+    if (!protocol)
+        families |= 1 << AF_UNIX;
+    else if (protocol != (plain == SOCK_STREAM ? IPPROTO_TCP : IPPROTO_UDP))
+        families = 0;
+    if (domain < 16 && plain - 1 < SOCK_DGRAM && families >> domain & 1)
+        return;
+    s64 r = ring_call(AFW_OP_SOCKET, domain, type, protocol, 0, AFW_SOCKET_KIND, 0);
+    if (r)
+        fail(r);
 }
 
 PL(socket)
@@ -49,9 +53,10 @@ PL(socket)
 /* Two fresh sockets become a connection. */
 static void join(struct sock *s, struct sock *t)
 {
-    if (s->type == SOCK_STREAM) {
+    if (s->type != SOCK_DGRAM) {
         t->s.rx = chan_new(t, 0);
         s->s.rx = chan_new(s, 0);
+        t->s.rx->frames = s->s.rx->frames = s->type == SOCK_SEQPACKET;
     }
     s->s.tx = t->s.rx;
     t->s.tx = s->s.rx;
@@ -98,12 +103,17 @@ struct sock *sock_find(struct sock *from, const struct addr *a)
     return both;
 }
 
+static int reusable(struct sock *s)
+{
+    struct opt *o = sock_opt(s, OPT(SOL_SOCKET, SO_REUSEADDR));
+    return o && o->data[0];
+}
+
 static int taken(struct sock *s, const struct addr *a)
 {
     for (struct sock *o = bound; o; o = o->next)
         if (alike(o, s, a) && (covers(a, &o->local, s->domain) || covers(&o->local, a, s->domain)) &&
-            !(s->domain != AF_UNIX && o->state != S_LISTEN && sock_opt(s, SOL_SOCKET << 16 | SO_REUSEADDR) &&
-              sock_opt(o, SOL_SOCKET << 16 | SO_REUSEADDR)))
+            !(s->domain != AF_UNIX && o->state != S_LISTEN && reusable(s) && reusable(o)))
             return 1;
     return 0;
 }
@@ -116,8 +126,9 @@ static void invent(struct sock *s, struct addr *a)
         random_bytes(&next, sizeof next);
     do {
         if (s->domain == AF_UNIX) {
-            a->len = 3;
-            memcpy(a->b + 1, &next, 2);
+            a->len = 6;
+            for (u32 i = 0; i < 5; i++)
+                a->b[i + 1] = "0123456789abcdef"[next >> i * 3 & 15];
         } else
             a->port = next | 0x8000;
         next++;
@@ -172,6 +183,8 @@ SK(getsockname)
 SK(getpeername)
 {
     sock_progress(s);
+    if (s->domain != AF_UNIX && s->s.tx && s->s.tx->eof && !s->s.tx->reader)
+        return -ENOTCONN;            /* the connection is over */
     return s->state == S_CONNECTED ? addr_put(s->domain, &s->peer, b, c) : -ENOTCONN;
 }
 
@@ -180,7 +193,7 @@ SK(listen)
 {
     if (s->type == SOCK_DGRAM)
         return -EOPNOTSUPP;
-    if (s->state > S_LISTEN)
+    if (s->state > S_LISTEN || (s->domain == AF_UNIX && !s->bound))
         return -EINVAL;
     sock_autobind(s);
     s->state = S_LISTEN;
@@ -191,6 +204,7 @@ SK(listen)
 SK(accept4)
 {
     u64 deadline = sock_deadline(s, SO_RCVTIMEO);
+    ONLY(d, SOCK_NONBLOCK | SOCK_CLOEXEC);
     while (s->state == S_LISTEN && !s->queue)
         file_wait(s, 0, deadline);
     if (s->state != S_LISTEN)
@@ -208,8 +222,10 @@ SK(accept) { return sys_accept4(s, b, c, 0, 0, 0); }
 struct sock *sock_listener(struct sock *s, const struct addr *a)
 {
     struct sock *l = sock_find(s, a);
-    if (!l)
-        fail(a->len && a->b[0] ? -ENOENT : -ECONNREFUSED);
+    if (!l) {
+        s64 r = a->len && a->b[0] ? ring_call(AFW_OP_ACCESS, (u64)a->b, a->len, 0, 0, AFW_CWD, 0) : 0;
+        fail(r ? r : -ECONNREFUSED);
+    }
     return l;
 }
 
@@ -221,15 +237,9 @@ static void connect_here(struct sock *s, const struct addr *a)
         l = sock_listener(s, a);
         if (l->queued <= l->backlog || (s->domain != AF_UNIX && LATER(s)))
             break;
-        if (LATER(s))
-            fail(-EAGAIN);
-        l->s.f.refs++;
-        int r = io_wait(&l->s.f.wq, sock_deadline(s, SO_SNDTIMEO));
-        fput(&l->s.f, 0);
-        if (r)
-            fail(r == -EINTR ? -ERESTARTSYS : -EAGAIN);
+        file_wait_for(l, s, 0, sock_deadline(s, SO_SNDTIMEO));
     }
-    struct sock *n = sock_new(l->domain, SOCK_STREAM, 0);
+    struct sock *n = sock_new(l->domain, l->type, 0);
     join(s, n);
     n->local = s->peer = *a;
     sock_source(s, a, &n->peer);
@@ -275,7 +285,10 @@ static void connect_stream(struct sock *s, struct addr *a)
                 if (!s->local.port)
                     invent(s, &s->local);
             }
-            connect_here(s, a);
+            if (LATER(s) && s->domain != AF_UNIX && !sock_find(s, a))
+                s->error = ECONNREFUSED;
+            else
+                connect_here(s, a);
             if (LATER(s) && s->domain != AF_UNIX)
                 fail(-EINPROGRESS);  /* done, but programs count on having to wait */
             return;
@@ -300,7 +313,7 @@ SK(connect)
         return 0;
     }
     addr_get(s->domain, b, c, &name);
-    if (s->type == SOCK_STREAM) {
+    if (s->type != SOCK_DGRAM) {
         connect_stream(s, &name);
         return 0;
     }
@@ -333,7 +346,6 @@ SK(shutdown)
                 file_notify(tx->reader, ALL_EVENTS);
         }
         if (how & 1) {
-            rx->eof = 1;
             if (rx->flow)
                 flow_gflags(rx->flow, AFW_G_RX_OFF);
             else if (s->domain == AF_UNIX) {
@@ -358,7 +370,7 @@ void sock_close(struct file *f)
     while (s->queue) {
         struct sock *n = s->queue;
         s->queue = n->pending;
-        n->s.tx->reset = 1;
+        chan_reset(n->s.rx, ECONNRESET);
         fput(&n->s.f, 0);
     }
     while (s->opts) {

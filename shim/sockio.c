@@ -28,13 +28,14 @@ static s64 dgram_recv(struct sock *s, struct io *io, u32 msg, struct addr *from,
     u64 deadline = sock_deadline(s, SO_RCVTIMEO);
     struct afw_dgram h;
     struct chan *c;
-    while (!(c = next_frame(s, &h)) || s->error) {
+    while (!(c = next_frame(s, &h)) || (s->error && s->type == SOCK_DGRAM)) {
         sock_error(s);
-        if (s->shut & 1)
+        if (s->shut & 1 || (s->type != SOCK_DGRAM && chan_eof(s->s.rx)))
             return 0;
         file_wait(s, msg, deadline);
     }
     u32 n = min64(h.len, io->left);
+    pass_receive(c, io, FRAME + h.len, msg);
     chan_copy(c, *c->tail + FRAME, io, n, 1);
     if (!(msg & MSG_PEEK))
         chan_consume(c, FRAME + h.len);
@@ -86,23 +87,19 @@ static s64 dgram_send(struct sock *s, struct io *io, u32 msg, const struct addr 
     if (n > 65507)
         return -EMSGSIZE;
     if (s->shut & 2)
-        broken_pipe(msg);
+        return -EPIPE;
     for (;;) {
         struct afw_dgram unread;
         next_frame(s, &unread);
         sock_error(s);
         c = receiver(s, to, &show);
         if (c && c->dead)
-            return -ECONNREFUSED;
+            return s->type == SOCK_DGRAM && !c->reader ? -ECONNREFUSED : -EPIPE;
         if (c && chan_room(c) >= FRAME + n)
             break;
         if (!c || (c->writer != &s->s.f && s->domain != AF_UNIX))
             return n;                /* UDP: lost */
-        u64 soon = deadline_after(1000000);          /* who reads a socket of many senders tells none of them */
-        if (c->writer || deadline < soon || LATER(s) || msg & MSG_DONTWAIT)
-            file_wait(s, msg, deadline);
-        else if (io_wait(&s->s.f.wq, soon) == -EINTR)
-            fail(deadline == NEVER ? -ERESTARTSYS : -EINTR);
+        file_wait_for(c->reader, s, msg, deadline);
     }
     u32 size;
     void *ip = addr_ip(&show, &size);
@@ -112,6 +109,8 @@ static s64 dgram_send(struct sock *s, struct io *io, u32 msg, const struct addr 
     chan_fit(c, FRAME + n);
     chan_raw(c, &h, FRAME, 0);
     chan_copy(c, *c->head + FRAME, io, n, 0);
+    if (io->message)
+        pass_send(c, io);
     chan_produce(c, FRAME + n);
     return n;
 }
@@ -123,8 +122,10 @@ static int connected(struct sock *s, u32 msg, u32 name)
     u64 deadline = sock_deadline(s, name);
     while (sock_progress(s), s->state == S_CONNECTING)
         file_wait(s, msg, deadline);
+    if (s->state == S_CONNECTED)
+        return 1;
     sock_error(s);
-    return s->state == S_CONNECTED;
+    return 0;
 }
 
 static s64 sock_recv(struct sock *s, struct io *io, u32 msg, struct addr *from, u32 *out_flags)
@@ -132,22 +133,24 @@ static s64 sock_recv(struct sock *s, struct io *io, u32 msg, struct addr *from, 
     *out_flags = 0;
     if (msg & MSG_ERRQUEUE)
         fail(-EAGAIN);
-    if (s->type == SOCK_DGRAM)
+    if (msg & MSG_OOB && s->type == SOCK_STREAM)
+        fail(-EINVAL);
+    if (s->type != SOCK_DGRAM && !connected(s, msg, SO_RCVTIMEO))
+        fail(s->domain == AF_UNIX && s->type == SOCK_STREAM ? -EINVAL : -ENOTCONN);
+    if (s->type != SOCK_STREAM)
         return dgram_recv(s, io, msg, from, out_flags);
-    if (!connected(s, msg, SO_RCVTIMEO))
-        fail(-ENOTCONN);
     return chan_read(&s->s.f, io, msg, 0);
 }
 
 static s64 sock_send(struct sock *s, struct io *io, u32 msg, const struct addr *to)
 {
-    if (s->type == SOCK_DGRAM)
-        return dgram_send(s, io, msg, to);
-    if (!connected(s, msg, SO_SNDTIMEO)) {
+    if (s->type != SOCK_DGRAM && !connected(s, msg, SO_SNDTIMEO)) {
         if (s->domain == AF_UNIX)
             fail(-ENOTCONN);
         broken_pipe(msg);
     }
+    if (s->type != SOCK_STREAM)
+        return dgram_send(s, io, msg, to);
     return chan_write(&s->s.f, io, msg, 0);
 }
 
@@ -155,7 +158,7 @@ static s64 sock_read(struct file *f, struct io *io, u32 msg, s64 pos UNUSED)
 {
     struct addr from;
     u32 flags;
-    return sock_recv((struct sock *)f, io, msg, &from, &flags);
+    return io->left ? sock_recv((struct sock *)f, io, msg, &from, &flags) : 0;
 }
 
 static s64 sock_write(struct file *f, struct io *io, u32 msg, s64 pos UNUSED)
@@ -169,33 +172,31 @@ static u32 sock_poll(struct file *f)
     struct chan *rx = s->s.rx, *tx = s->s.tx;
     struct afw_dgram h;
     sock_progress(s);
-    u32 m = s->error ? POLLERR | POLLIN | POLLRDNORM : 0;
+    u32 m = s->error ? POLLERR : 0;
     if (s->state == S_CONNECTING)
         return 0;
     if (s->state == S_LISTEN)
         return s->queue ? POLLIN | POLLRDNORM : 0;
     if (s->type == SOCK_DGRAM) {
         tx = tx ? tx : s->ftx;
-        if (next_frame(s, &h) || s->shut & 1)
+        if (s->shut & 1)
+            m |= POLLIN | POLLRDNORM | POLLRDHUP | (s->shut & 2) << 3;       /* POLLHUP */
+        if (next_frame(s, &h))
             m |= POLLIN | POLLRDNORM;
-        if (s->error)
-            m |= POLLERR | POLLIN | POLLRDNORM;
         if (!tx || tx->dead || chan_room(tx) >= 0x4000)
             m |= POLLOUT | POLLWRNORM;
         return m;
     }
     if (s->state == S_NEW)
         return m | POLLOUT | POLLWRNORM | POLLHUP;
-    if (chan_eof(rx))
+    if (stream_eof(&s->s))
         m |= POLLIN | POLLRDNORM | POLLRDHUP;
     if (chan_used(rx))
         m |= POLLIN | POLLRDNORM;
     if (chan_broken(tx) || chan_room(tx) >= PIPE_BUF)
         m |= POLLOUT | POLLWRNORM;
-    if (chan_eof(rx) && (tx->eof || (chan_broken(tx) && (tx->flow || s->domain == AF_UNIX))))
+    if (stream_eof(&s->s) && (tx->eof || (chan_broken(tx) && (tx->flow || s->domain == AF_UNIX))))
         m |= POLLHUP;
-    if (rx->reset == 1)
-        m |= POLLERR;
     return m;
 }
 
@@ -233,9 +234,9 @@ static s64 send_message(struct sock *s, u64 user, u32 msg)
 {
     const struct msghdr *m = user_at(user, sizeof *m, 0);
     struct io io;
-    if (m->msg_controllen && s->domain == AF_UNIX)
-        fail(-EOPNOTSUPP);          /* descriptors do not travel; to lose them in silence would be worse */
     io_vec(&io, (u64)m->msg_iov, m->msg_iovlen);
+    if (m->msg_controllen && s->domain == AF_UNIX)
+        io.message = user;
     return send_to(s, &io, msg, m->msg_namelen ? (u64)m->msg_name : 0, m->msg_namelen);
 }
 SK(sendmsg) { return send_message(s, b, c); }
@@ -260,17 +261,31 @@ SK(recvfrom)
     name_out(s, &from, e, f);
     return r;
 }
-SK(recvmsg)
+static s64 receive_message(struct sock *s, u64 user, u32 msg)
 {
     struct addr from;
-    struct msghdr *m = user_at(b, sizeof *m, 1);
+    struct msghdr *m = user_at(user, sizeof *m, 1);
     struct io io;
     u32 flags;
     io_vec(&io, (u64)m->msg_iov, m->msg_iovlen);
-    s64 r = sock_recv(s, &io, c, &from, &flags);
-    m = user_at(b, sizeof *m, 1);
-    m->msg_controllen = 0;
-    m->msg_flags = flags;
+    io.message = user;
+    s64 r = sock_recv(s, &io, msg, &from, &flags);
+    m = user_at(user, sizeof *m, 1);
+    m->msg_controllen = io.control;
+    m->msg_flags = flags | io.flags;
     name_out(s, &from, (u64)m->msg_name, (u64)&m->msg_namelen);
     return r;
+}
+SK(recvmsg) { return receive_message(s, b, c); }
+SK(recvmmsg)                         /* its time-out is looked at between messages only, in Linux too: it is left out */
+{
+    for (u32 i = 0; i < c;) {
+        u32 n = receive_message(s, b, d);
+        ((struct mmsghdr *)user_at(b, sizeof(struct mmsghdr), 1))->msg_len = n;
+        b += sizeof(struct mmsghdr);
+        PROGRESS = ++i;
+        if (d & MSG_WAITFORONE)
+            d |= MSG_DONTWAIT;
+    }
+    return c;
 }

@@ -238,7 +238,7 @@ print("end", flush=True)
                 "connect": "ECONNRESET",
                 "after poll": "ECONNRESET",
                 "again": "b''",
-                "write after": "ECONNRESET",
+                "write after": "EPIPE",
                 "fresh": "b'hello'",
                 "udp again": "b'answer'",
             }

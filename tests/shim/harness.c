@@ -24,6 +24,7 @@
 #include <x86intrin.h>
 #include "abi.h"
 #include "calls.h"
+#include "sockopt.h"
 
 #define CTL ((volatile struct afw_ctl *)AFW_CTL)
 #define WIN ((volatile struct afw_window *)AFW_WINDOW)
@@ -214,11 +215,14 @@ static int64_t operation(const struct afw_sqe *e)
             return -EINVAL;
         return SYS(SYS_mprotect, a[0], a[1], !a[2] ? PROT_NONE : a[2] & PROT_WRITE ? 7 : PROT_READ | PROT_EXEC);
     case AFW_OP_UNLINK:
+    case AFW_OP_ACCESS:
     case AFW_OP_OPEN: {
         char path[4096];
         for (uint64_t i = 0; i < a[1] && i < 4095; i++)
             path[i] = ((char *)a[0])[i];
         path[a[1] < 4095 ? a[1] : 4095] = 0;
+        if (e->op == AFW_OP_ACCESS)
+            return SYS(SYS_access, path, a[2], 0);
         if (e->op == AFW_OP_UNLINK)
             return SYS(SYS_unlink, path, 0, 0);
         uint64_t kept = a[2] & ~(uint64_t)(O_CREAT | O_EXCL | O_TRUNC);
@@ -259,6 +263,8 @@ static int64_t operation(const struct afw_sqe *e)
         long r = sys6(SYS_mmap, (long)a[1], (long)a[2], (long)a[3], MAP_FIXED | (a[4] == 1 ? MAP_SHARED : MAP_PRIVATE), (int)a[0], (long)a[5]);
         return r < 0 ? r : 0;
     }
+    case AFW_OP_SOCKET:
+        return socket_op(e, (uint8_t *)a[3]);
     case AFW_OP_READY:               /* as if restored at once in another VM */
         CTL->pid += 1000;
         CTL->generation++;

@@ -30,8 +30,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"-I{HERE.parents[1] / 'shim'}",
         f"-I{CELL}",
     ]
-    command = ["cc", *harness, *flags, "-o", str(out / "harness"), str(HERE / "harness.c")]
-    command += [str(CELL / "calls.c"), str(CELL / "filecalls.c")]
+    sources = [str(HERE / "harness.c"), *(str(CELL / name) for name in ("calls.c", "filecalls.c", "sockopt.c"))]
+    command = ["cc", *harness, *flags, "-o", str(out / "harness"), *sources]
     subprocess.run(command, check=True)
     for source in HERE.glob("*.c"):
         if source.stem != "harness":

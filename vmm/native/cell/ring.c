@@ -10,6 +10,7 @@
 #include <sys/random.h>
 #include "calls.h"
 #include "machine.h"
+#include "sockopt.h"
 #include "rules.h"
 
 #define RANDOM_MAX (1u << 20)
@@ -148,6 +149,15 @@ static int64_t cpuid_op(struct vm *vm, const struct afw_sqe *e)
     return guest_write(vm, e->a[2], r, sizeof r);
 }
 
+static int64_t socket_question(struct vm *vm, const struct afw_sqe *e)
+{
+    uint8_t v[SOCKOPT_ROOM] = {0};
+    if (e->a[4] != AFW_SOCKET_KIND && guest_read(vm, v, e->a[3], sizeof v))
+        return -EFAULT;
+    int64_t r = socket_op(e, v);
+    return r > 0 && guest_write(vm, e->a[3], v, sizeof v) ? -EFAULT : r;
+}
+
 /* -EAGAIN: the entry stays in the ring until the worker's queue has room. File operations never mean that by it. */
 static int64_t perform(struct machine *m, const struct afw_sqe *e, bool *later)
 {
@@ -166,6 +176,8 @@ static int64_t perform(struct machine *m, const struct afw_sqe *e, bool *later)
     case AFW_OP_FLOW_KICK:
         r = flow_kick(m, e);
         break;
+    case AFW_OP_SOCKET:
+        return socket_question(&m->vm, e);
     case AFW_OP_READY:
         r = ready(m, e);
         break;
