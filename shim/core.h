@@ -114,7 +114,8 @@ void signals_from_host(void);
 void signal_forked(void);
 void signals_drop(struct thread *t);
 u64 itimer_next(void);               /* deadline of ITIMER_REAL, NEVER */
-void itimer_expire(u64 now);
+int itimers_on(void);                /* one of any kind is */
+void itimers_expire(void);
 
 /* time.c */
 void put_timeval(u64 user, u64 ns);  /* or the call ends with EFAULT */

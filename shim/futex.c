@@ -86,7 +86,7 @@ s64 sys_futex(u64 addr, u64 op, u64 value, u64 timeout, u64 addr2, u64 value3)
 {
     u32 command = (u32)op & ~(CLOCK_REALTIME_FLAG | PRIVATE_FLAG), bitset = command < WAIT_BITSET ? ~0u : (u32)value3;
     u64 deadline = NEVER;
-    if (command > WAKE_BITSET || !(SERVED >> command & 1))
+    if (command > WAKE_BITSET || !(SERVED >> command & 1) || ((op & CLOCK_REALTIME_FLAG) && command != WAIT_BITSET))
         return -ENOSYS;
     if (addr % 4 || !bitset)
         return -EINVAL;
@@ -95,7 +95,7 @@ s64 sys_futex(u64 addr, u64 op, u64 value, u64 timeout, u64 addr2, u64 value3)
     if (command == WAKE || command == WAKE_BITSET)
         return futex_wake(addr, (u32)value, bitset);
     if (command >= REQUEUE && command <= WAKE_OP) {
-        if (addr2 % 4)
+        if (addr2 % 4 || (command < WAKE_OP && (s32)(value | timeout) < 0))
             return -EINVAL;
         if (!user_ok(addr2, 4, 1))
             return -EFAULT;

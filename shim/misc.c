@@ -37,6 +37,8 @@ s64 sys_usage(u64 a, u64 b)
 
 s64 sys_arch_prctl(u64 code, u64 a)
 {
+    if (code - 0x1001 < 2 && a >> 47)
+        return -EPERM;
     switch (code) {
     case 0x1001:
         set_gs(a);

@@ -165,12 +165,12 @@ static s64 user_range(u64 addr, u64 len, page *start, page *end)
 static int mapped_range(u64 addr, u64 len, page *start, page *end)
 {
     s64 r = user_range(addr, len, start, end);
-    if (r && !len && addr % PAGE == 0)
-        return 0;
-    if (!r && !region_covered(*start, *end, 0))
-        r = -ENOMEM;
-    if (r)
+    if (addr % PAGE)
         fail(r);
+    if (!len)
+        return 0;
+    if (r || !region_covered(*start, *end, 0))
+        fail(-ENOMEM);
     return 1;
 }
 
@@ -203,7 +203,7 @@ s64 sys_mmap(u64 addr, u64 len, u64 prot, u64 flags, u64 fd, u64 offset)
     u32 type = (flags & 15) - 1, attr = (prot & PROT_ALL) | (type == MAP_PRIVATE - 1 ? 0 : A_SHARED);
     page start, end, n = PAGES(len), base = PAGE_OF(CTL->mmap_base);
     s64 r;
-    if (!len || offset % PAGE || type > 2)
+    if (!len || offset % PAGE || type > 2 - (flags / MAP_ANONYMOUS & 1))    /* (MAP_SHARED_VALIDATE is for files) */
         return -EINVAL;
     if (len > AFW_SPACE_END || (flags & MAP_HUGETLB) || region_room())
         return -ENOMEM;
@@ -281,13 +281,13 @@ s64 sys_mprotect(u64 addr, u64 len, u64 prot)
 }
 
 #define MADV_DONTNEED 4
-#define MADV_KNOWN 0x3fff1f          /* bits of the advices up to MADV_PAGEOUT */
+#define MADV_KNOWN 0x2ffff1f         /* bits of the advices up to MADV_COLLAPSE, without MADV_DONTNEED_LOCKED */
 s64 sys_madvise(u64 addr, u64 len, u64 advice)
 {
     page start, end;
     struct region *p;
     s64 r = 0;
-    if (advice > 21 || !(MADV_KNOWN >> advice & 1))
+    if (advice > 25 || !(MADV_KNOWN >> advice & 1))
         return -EINVAL;
     if (!mapped_range(addr, len, &start, &end))
         return 0;
@@ -360,9 +360,11 @@ s64 sys_brk(u64 addr)
 }
 
 /* Shared mappings are the host's page cache: nothing to carry over. */
-s64 sys_msync(u64 addr, u64 len)
+s64 sys_msync(u64 addr, u64 len, u64 flags)
 {
     page start, end;
+    if (flags > 6 || flags == 5)     /* MS_ASYNC 1, MS_INVALIDATE 2, MS_SYNC 4: not both of the outer ones */
+        return -EINVAL;
     mapped_range(addr, len, &start, &end);
     return 0;
 }

@@ -19,7 +19,7 @@ static u64 cpu_at_switch;
 /* Does anything besides the current thread want the vCPU, now or at some time? */
 static void note_alone(void)
 {
-    CTL->alone = !run_first && !sleepers && itimer_next() == NEVER && CTL->sq_tail == CTL->sq_head;
+    CTL->alone = !run_first && !sleepers && !itimers_on() && CTL->sq_tail == CTL->sq_head;
 }
 
 static void enqueue(struct thread *t)
@@ -77,12 +77,9 @@ void interrupt(struct thread *t)
 
 static void expire(void)
 {
-    if (!sleepers && itimer_next() == NEVER)
-        return;
-    u64 now = now_mono();
-    while (sleepers && sleepers->deadline <= now)
+    while (sleepers && sleepers->deadline <= now_mono())
         unblock(sleepers, -ETIMEDOUT);
-    itimer_expire(now);
+    itimers_expire();
 }
 
 u32 xstate_mask, xstate_size;
@@ -285,6 +282,7 @@ void syscall_slow(struct frame *f)
 {
     if (CTL->resched)
         slice_over();
+    itimers_expire();
     if (f->orig_rax != NO_SYSCALL)   /* (rt_sigreturn's frame is the interrupted one, all of it) */
         f->r11 = f->rflags;
     signals_deliver(f, 0);
@@ -351,8 +349,8 @@ static s64 clone(u64 flags, u64 sp, u64 parent_tid, u64 child_tid, u64 tls)
 {
     if ((flags & CLONE_THREADLIKE) != CLONE_THREADLIKE)
         return sys_nofork();
-    if (!sp)
-        return -EINVAL;
+    if (!sp || tls >> 47)            /* (not canonical: WRFSBASE would fault) */
+        return sp ? -EPERM : -EINVAL;
     if (n_threads >= MAX_THREADS)
         return -EAGAIN;
     u32 tid = next_tid + 1;

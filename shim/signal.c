@@ -21,7 +21,8 @@ int signals_waiting(struct thread *t)
 
 void signals_recalc(void)
 {
-    attention = ((current->pending.set | shared.set) & ~current->mask) || current->have_saved_mask;
+    /* (with a timer on, each call looks at it: a time slice is long for those of microseconds) */
+    attention = ((current->pending.set | shared.set) & ~current->mask) || current->have_saved_mask || itimers_on();
 }
 
 static void add(struct pending *p, int sig, int code, u64 a, u64 b)
@@ -219,7 +220,7 @@ s64 sys_rt_sigaction(u64 sig, u64 new, u64 old, u64 size)
     return 0;
 }
 
-s64 sys_rt_sigprocmask(u64 how, u64 new, u64 old, u64 size)
+s64 sys_rt_sigprocmask(u32 how, u64 new, u64 old, u64 size)
 {
     u64 m, before = current->mask;
     if (size != 8 || (new && how > 2))
@@ -340,43 +341,58 @@ s64 sys_rt_tgsigqueueinfo(u64 pid, u64 tid, u64 sig, u64 info)
     return (u32)pid == CTL->pid && t ? queueinfo(t, sig, info) : -ESRCH;
 }
 
-/* ---- ITIMER_REAL ---- */
+/* ---- ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF: the first by the clock, the others by CPU time (none of it is a kernel's) ---- */
 
-static u64 timer_at = NEVER, timer_every;
+#define TIMERS 3
+static struct { u64 at, every; } timers[TIMERS];     /* at: 0: off */
+
+static u64 timer_now(u64 which)
+{
+    return which ? cpu_time() : now_mono();
+}
 
 u64 itimer_next(void)
 {
-    return timer_at;
+    return timers[0].at - 1;
 }
 
-void itimer_expire(u64 now)
+int itimers_on(void)
 {
-    if (timer_at > now)
-        return;
-    timer_at = timer_every ? timer_at + timer_every * ((now - timer_at) / timer_every + 1) : NEVER;
-    send(0, SIGALRM, SI_KERNEL, 0, 0);
+    return (timers[0].at | timers[1].at | timers[2].at) != 0;
 }
 
-static u64 timer_left(void)
+void itimers_expire(void)
 {
-    u64 now = now_mono();
-    return timer_at == NEVER ? 0 : timer_at > now ? timer_at - now : 1;
+    for (u32 i = 0; i < TIMERS; i++) {
+        u64 at = timers[i].at, every = timers[i].every, now = at ? timer_now(i) : 0;
+        if (now < at || !at)
+            continue;
+        timers[i].at = every ? at + every * ((now - at) / every + 1) : 0;
+        send(0, "\16\32\33"[i], SI_KERNEL, 0, 0);   /* SIGALRM, SIGVTALRM, SIGPROF */
+    }
 }
 
-static void timer_set(u64 ns, u64 every)
+static u64 timer_left(u64 which)
 {
-    timer_at = ns ? deadline_after(ns) : NEVER;
-    timer_every = every;
-    if (ns)
-        CTL->alone = 0;
+    u64 at = timers[which].at, now = timer_now(which);
+    return !at ? 0 : at > now ? at - now : 1;
+}
+
+static void timer_set(u64 which, u64 ns, u64 every)
+{
+    u64 at = timer_now(which) + ns;
+    timers[which].at = !ns ? 0 : at < ns ? NEVER : at;
+    timers[which].every = every;
+    CTL->alone = 0;
+    signals_recalc();
 }
 
 s64 sys_getitimer(u64 which, u64 out)
 {
-    if (which)
+    if (which >= TIMERS)
         return -EINVAL;
-    put_timeval(out, timer_every);
-    put_timeval(out + 16, timer_left());
+    put_timeval(out, timers[which].every);
+    put_timeval(out + 16, timer_left(which));
     return 0;
 }
 
@@ -384,19 +400,19 @@ s64 sys_setitimer(u64 which, u64 new, u64 old)
 {
     u64 every = 0, ns = 0;
     s64 r;
-    if (which)
-        return -EINVAL;              /* virtual and profiling timers: not here */
+    if (which >= TIMERS)
+        return -EINVAL;
     if (new && ((r = read_timeval(new, &every)) || (r = read_timeval(new + 16, &ns))))
         return r;
     if (old)
-        sys_getitimer(0, old);
-    timer_set(ns, every);
+        sys_getitimer(which, old);
+    timer_set(which, ns, every);
     return 0;
 }
 
 s64 sys_alarm(u64 seconds)
 {
-    u64 left = timer_left();
-    timer_set((u64)(u32)seconds * 1000000000, 0);
+    u64 left = timer_left(0);
+    timer_set(0, (u64)(u32)seconds * 1000000000, 0);
     return (s64)((left + 999999999) / 1000000000);
 }
