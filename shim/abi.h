@@ -160,6 +160,12 @@ struct afw_ctl {
     uint64_t fork_fill;              /* g  address of AFW_FORK_FILL bytes that get random content in every VM that goes on so; 0: none */
     uint64_t rlimit[32];             /* h  soft and hard of each resource; as umask set at boot, then kept by the calls that change it */
     uint8_t random[AFW_RANDOM];      /* h  the host's getrandom(), fresh at boot, at each restore and by AFW_OP_RANDOM; g wipes what it takes */
+    uint64_t regions;                /* g  address of the table of mappings: struct afw_region[n_regions], by address; the last one stands for the end */
+    uint64_t threads;                /* g  address of the first struct thread, which goes on at AFW_THREAD_NEXT; 0: the end */
+    uint32_t n_regions;              /* g  */
+    uint8_t nice;                    /* h  0..19 */
+    uint8_t policy;                  /* h  SCHED_OTHER, SCHED_BATCH or SCHED_IDLE */
+    uint16_t reserved_policy;
 };
 struct afw_file {                    /* a struct file begins so */
     uint64_t ops;                    /* address of: uint16_t size, uint16_t st_mode of what is the guest's own */
@@ -170,8 +176,25 @@ struct afw_file {                    /* a struct file begins so */
     uint32_t handle;                 /* the host's; 0: a file of the guest's own */
     uint32_t reserved;
 };
+struct afw_region {                  /* pages that are in none are free */
+    uint32_t start;                  /* page numbers */
+    uint32_t end;
+    uint32_t attr;                   /* AFW_REGION_*, and what only the shim knows of */
+};
+#define AFW_REGION_PROT 7            /* PROT_* */
+#define AFW_REGION_MAPPED 8          /* not: free, though the host has memory there */
+#define AFW_REGION_SHIM 16           /* mapped, and not the program's */
+#define AFW_REGION_FILE 32
+#define AFW_REGION_SHARED 512
 #define AFW_LOST_HANDLE 0xfffffffe   /* of the template's files in a VM made of it: nobody's handle */
-#define AFW_THREAD_NAME 0xb8         /* in struct thread: 16 bytes */
+#define AFW_THREAD_TID 0x4c          /* in struct thread: uint32_t */
+#define AFW_THREAD_STATE 0x50        /* uint8_t: AFW_THREAD_BLOCKED, or it runs or could */
+#define AFW_THREAD_BLOCKED 2
+#define AFW_THREAD_NEXT 0x80         /* uint64_t, address */
+#define AFW_THREAD_CPU 0xb0          /* uint64_t, ns used */
+#define AFW_THREAD_NAME 0xb8         /* 16 bytes */
+#define AFW_THREAD_SIZE 0xc8         /* of all these */
+#define AFW_THREADS_MAX 4096
 #define AFW_FORK_FILL 2496           /* the state of Python's global random generator (MT19937) */
 #define AFW_FORK_SIGNAL 63           /* its handler, if there is one, runs in the main thread of a forked VM when that next goes on */
 

@@ -82,7 +82,7 @@ static inline void set_gs(u64 v) { __asm__ volatile("wrgsbase %0" ::"r"(v) : "me
 /* sched.c */
 extern struct thread main_thread;
 __attribute__((noreturn)) s64 sys_exit_group(u64 code);
-extern struct thread *threads;       /* all that live */
+#define FIRST_THREAD ((struct thread *)CTL->threads)      /* all that live */
 void sched_init(void);
 void interrupt(struct thread *t);    /* block() of t, if it is in one, returns -EINTR */
 struct thread *find_thread(u64 tid);

@@ -10,11 +10,9 @@ s64 sys_enosys(void)
 
 s64 sys_zero(void) { return 0; }
 s64 sys_notallowed(void) { return -EPERM; }
-s64 sys_nochild(void) { return -ECHILD; }
 s64 sys_getpid(void) { return CTL->pid; }
 s64 sys_getppid(void) { return 1; }
 s64 sys_getid(void) { return GUEST_UID; }
-s64 sys_getpriority(void) { return 20; }
 
 /* What needs nothing that only the guest knows is the host's: vmm/native/cell/calls.c. */
 s64 sys_ask(u64 a, u64 b, u64 c, u64 d, u64 e)

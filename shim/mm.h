@@ -7,13 +7,13 @@
 #define PROT_W 2
 #define PROT_X 4
 #define PROT_ALL 7
-#define A_MAP 8                      /* somebody has it; without it: free, but not as fresh memory is */
-#define A_KERNEL 16                  /* the shim's own */
-#define A_FILE 32                    /* the host backs it by a file */
+#define A_MAP AFW_REGION_MAPPED      /* somebody has it; without it: free, but not as fresh memory is */
+#define A_KERNEL AFW_REGION_SHIM     /* the shim's own */
+#define A_FILE AFW_REGION_FILE       /* the host backs it by a file */
 #define A_PROT 64                    /* the host's protection is not read+write */
 #define A_LAZY 128                   /* PROT_NONE that the host has not been told of, in a chunk that is not committed */
 #define A_DIRTY 256                  /* free, and holds what nobody may see: to be zeroed before it is handed out */
-#define A_SHARED 512
+#define A_SHARED AFW_REGION_SHARED
 
 typedef u32 page;
 #define PAGE_OF(address) ((page)((address) / PAGE))
@@ -21,10 +21,7 @@ typedef u32 page;
 #define ADDRESS(p) ((u64)(p) * PAGE)
 #define SPACE_PAGES PAGE_OF(AFW_SPACE_END)
 
-struct region {
-    page start, end;
-    u32 attr;                        /* PROT_*, A_*; pages in no region are free and as fresh memory is */
-};
+#define region afw_region            /* struct region: the host reads the table, too. Pages in no region are free and as fresh memory is */
 
 /* A region is found by region_at() and good until the table changes: by the calls below, kalloc() and whatever rings the host.
  * The last one of the table is a sentinel: starts and ends at ~0. */

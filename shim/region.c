@@ -4,14 +4,17 @@
 #define FIRST 2048
 #define SPARE 16                     /* entries that one call may need beyond what region_room() saw */
 static struct region first_table[FIRST];
-static struct region *regions = first_table;
+#define TABLE ((struct region *)CTL->regions)
+#define COUNT CTL->n_regions         /* the sentinel counts */
 static struct region *last = first_table;            /* found: programs work where they worked */
-static u32 n_regions = 1, capacity = FIRST;          /* the sentinel counts */
+static u32 capacity = FIRST;
 u32 mm_used, mm_peak, mm_dirty;
 
 void region_init(void)
 {
-    regions[0].start = regions[0].end = ~0u;
+    CTL->regions = (u64)first_table;
+    COUNT = 1;
+    first_table[0].start = first_table[0].end = ~0u;
 }
 
 static u32 counted(const struct region *r)
@@ -21,26 +24,26 @@ static u32 counted(const struct region *r)
 
 struct region *region_at(page p)
 {
-    if (last->start <= p && p < last->end && last < regions + n_regions)
+    if (last->start <= p && p < last->end && last < TABLE + COUNT)
         return last;
-    u32 lo = 0, hi = n_regions - 1;
+    u32 lo = 0, hi = COUNT - 1;
     while (lo < hi) {
         u32 mid = (lo + hi) / 2;
-        if (regions[mid].end > p)
+        if (TABLE[mid].end > p)
             hi = mid;
         else
             lo = mid + 1;
     }
-    return last = regions + lo;
+    return last = TABLE + lo;
 }
 
 static void move(struct region *to, struct region *from)     /* the tail of the table */
 {
-    u32 n = n_regions + (u32)(to - from);
+    u32 n = COUNT + (u32)(to - from);
     if (n > capacity)
         PANIC(5);
-    memmove(to, from, (u64)((u8 *)(regions + n_regions) - (u8 *)from));
-    n_regions = n;
+    memmove(to, from, (u64)((u8 *)(TABLE + COUNT) - (u8 *)from));
+    COUNT = n;
 }
 
 struct region *region_cut(page p)
@@ -66,13 +69,13 @@ struct region *region_piece(page s, page end)
 void region_merge(page start, page end)
 {
     struct region *to = region_at(start), *from;
-    if (to != regions)
+    if (to != TABLE)
         to--;
     for (from = to; from->start <= end; from++) {
         struct region r = *from;
         if (!r.attr)
             continue;
-        if (to != regions && to[-1].end == r.start && to[-1].attr == r.attr)
+        if (to != TABLE && to[-1].end == r.start && to[-1].attr == r.attr)
             to[-1].end = r.end;
         else
             *to++ = r;
@@ -108,15 +111,16 @@ void region_set(page start, page end, u32 attr)
 
 int region_room(void)
 {
-    if (n_regions + SPARE <= capacity)
+    if (COUNT + SPARE <= capacity)
         return 0;
-    if (n_regions + 4 > capacity)
+    if (COUNT + 4 > capacity)
         return -ENOMEM;
     u32 more = capacity * 2;
     page p = kpages(PAGES(more * sizeof(struct region)));
     if (!p)
         return -ENOMEM;
-    last = regions = memcpy((void *)ADDRESS(p), regions, n_regions * sizeof *regions);
+    last = memcpy((void *)ADDRESS(p), TABLE, COUNT * sizeof *TABLE);
+    CTL->regions = (u64)last;
     capacity = more;                 /* (the old table is left: together they are never more than the newest) */
     return 0;
 }

@@ -3,7 +3,6 @@
 
 struct thread main_thread;
 struct thread *current = &main_thread;
-struct thread *threads = &main_thread;
 
 static u8 main_xsave[8192] __attribute__((aligned(64)));
 static struct thread *run_first, **run_last = &run_first;
@@ -13,7 +12,7 @@ static u32 n_threads = 1;
 static u32 next_tid, generation;
 static u64 cpu_at_switch;
 
-#define MAX_THREADS 4096
+#define MAX_THREADS AFW_THREADS_MAX
 #define KSTACK 5120                  /* at least */
 
 /* Does anything besides the current thread want the vCPU, now or at some time? */
@@ -313,7 +312,7 @@ u64 thread_cpu_time(struct thread *t)
 
 struct thread *find_thread(u64 tid)
 {
-    struct thread *t = threads;
+    struct thread *t = FIRST_THREAD;
     while (t && t->tid != (u32)tid)
         t = t->next;
     return t;
@@ -384,11 +383,11 @@ static s64 clone(u64 flags, u64 sp, u64 parent_tid, u64 child_tid, u64 tls)
     memcpy(t->name, current->name, sizeof t->name);
     if (flags & CLONE_CHILD_CLEARTID)
         t->clear_tid = child_tid;
-    t->next = threads;
-    t->prev = &threads;
-    if (threads)                     /* (even the main thread may have ended) */
-        threads->prev = &t->next;
-    threads = t;
+    t->next = FIRST_THREAD;
+    t->prev = (struct thread **)&CTL->threads;
+    if (FIRST_THREAD)                     /* (even the main thread may have ended) */
+        FIRST_THREAD->prev = &t->next;
+    CTL->threads = (u64)t;
     n_threads++;
     enqueue(t);
     return tid;
@@ -484,7 +483,8 @@ void shim_main(void)
     main_thread.xsave = main_xsave;
     main_thread.stack_top = kstack_top;
     main_thread.state = RUNNING;
-    main_thread.prev = &threads;
+    main_thread.prev = (struct thread **)&CTL->threads;
+    CTL->threads = (u64)&main_thread;
     main_thread.tid = next_tid = CTL->pid;
     generation = CTL->generation;
     mm_init();

@@ -94,7 +94,7 @@ static void send(struct thread *t, int sig, int code, u64 a, u64 b)
     struct thread *to = t;
     if (!to && main_thread.state != GONE && wants(&main_thread, sig))
         to = &main_thread;
-    for (struct thread *x = threads; x && !to; x = x->next)
+    for (struct thread *x = FIRST_THREAD; x && !to; x = x->next)
         if (wants(x, sig))
             to = x;
     if (ignored(sig) && to && !((to->mask | to->sigwait) & SIGSET(sig)))
@@ -213,7 +213,7 @@ s64 sys_rt_sigaction(u64 sig, u64 new, u64 old, u64 size)
     *mine = a;
     if (ignored((int)sig)) {
         drop(&shared, SIGSET(sig));
-        for (struct thread *t = threads; t; t = t->next)
+        for (struct thread *t = FIRST_THREAD; t; t = t->next)
             drop(&t->pending, SIGSET(sig));
     }
     note_handlers();
@@ -315,12 +315,12 @@ s64 sys_kill(u64 pid, u64 sig)
 s64 sys_tkill(u64 tid, u64 sig)
 {
     struct thread *t = find_thread(tid);
-    return t ? post(t, sig, SI_TKILL, UID_WORD, 0) : -ESRCH;
+    return (s32)tid <= 0 || sig > 64 ? -EINVAL : t ? post(t, sig, SI_TKILL, UID_WORD, 0) : -ESRCH;
 }
 
 s64 sys_tgkill(u64 pid, u64 tid, u64 sig)
 {
-    return (u32)pid == CTL->pid ? sys_tkill(tid, sig) : -ESRCH;
+    return (s32)pid <= 0 || (s32)tid <= 0 ? -EINVAL : (u32)pid == CTL->pid ? sys_tkill(tid, sig) : -ESRCH;
 }
 
 static s64 queueinfo(struct thread *t, u64 sig, u64 info)

@@ -194,7 +194,7 @@ static int64_t opened(const char *path, uint64_t kept, uint64_t st)
 static int64_t operation(const struct afw_sqe *e)
 {
     const uint64_t *a = e->a;
-    struct caller caller = {(struct afw_ctl *)AFW_CTL, call_read, call_write, call_operation, call_now};
+    struct caller caller = {(struct afw_ctl *)AFW_CTL, call_read, call_write, call_operation, call_now, ((struct afw_ctl *)AFW_CTL)->memory_limit};
     if (e->op >= AFW_OP_CALL)
         return call_perform(&caller, e->op - AFW_OP_CALL, a);
     switch (e->op) {

@@ -30,8 +30,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"-I{HERE.parents[1] / 'shim'}",
         f"-I{CELL}",
     ]
-    sources = [str(HERE / "harness.c"), *(str(CELL / name) for name in ("calls.c", "filecalls.c", "sockopt.c"))]
-    command = ["cc", *harness, *flags, "-o", str(out / "harness"), *sources]
+    sources = [HERE / "harness.c", *(CELL / name for name in ("calls.c", "filecalls.c", "sockopt.c", "callproc.c", "inside.c"))]
+    command = ["cc", *harness, *flags, "-o", str(out / "harness"), *map(str, sources)]
     subprocess.run(command, check=True)
     for source in HERE.glob("*.c"):
         if source.stem != "harness":

@@ -6,6 +6,7 @@
  */
 #include <errno.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
@@ -16,20 +17,19 @@
 #define SECOND 1000000000ull
 #define TICK (SECOND / 100)          /* of times() */
 
-/* The program's memory, as it gives it to a call: below is the shim's, and no pointer of the program's leads there. */
-int call_own(uint64_t gva, uint64_t n)
+int call_own(struct caller *c, uint64_t gva, uint64_t n)
 {
-    return gva >= AFW_IMAGE && gva < AFW_SPACE_END && n <= AFW_SPACE_END - gva;
+    return memory_allows(c, gva, n, PROT_WRITE);
 }
 
 int call_get(struct caller *c, void *to, uint64_t gva, uint64_t n)
 {
-    return call_own(gva, n) ? c->read(c, to, gva, n) : -EFAULT;
+    return memory_allows(c, gva, n, PROT_READ) ? c->read(c, to, gva, n) : -EFAULT;
 }
 
 int call_put(struct caller *c, uint64_t gva, const void *data, uint64_t n)
 {
-    return call_own(gva, n) ? c->write(c, gva, data, n) : -EFAULT;
+    return call_own(c, gva, n) ? c->write(c, gva, data, n) : -EFAULT;
 }
 
 /* ---- descriptors ---- */
@@ -99,9 +99,11 @@ static int64_t uname_call(struct caller *c, uint64_t out)
 }
 
 #define RLIMITS 16
+#define DATA 2
 #define STACK 3
 #define CORE 4
 #define NOFILE 7
+#define AS 9
 /* The C library asks for RLIMIT_STACK once, at its start, to size the stacks of threads. Those count in full here, so that first answer is
  * modest; later ones tell of the main thread's stack. */
 #define THREAD_STACK 0x200000
@@ -110,10 +112,15 @@ void call_boot(struct afw_ctl *ctl)
 {
     ctl->umask = 022;
     for (int i = 0; i < 2 * RLIMITS; i++)
-        ctl->rlimit[i] = i / 2 == CORE ? 0 : ~0ull;
+        ctl->rlimit[i] = i == 2 * CORE ? 0 : ~0ull;
     ctl->rlimit[2 * STACK] = THREAD_STACK;
     ctl->rlimit[2 * NOFILE] = 1024;
     ctl->rlimit[2 * NOFILE + 1] = 4096;
+}
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
 }
 
 static int64_t prlimit_call(struct caller *c, uint64_t pid, uint64_t which, uint64_t new, uint64_t old)
@@ -137,6 +144,8 @@ static int64_t prlimit_call(struct caller *c, uint64_t pid, uint64_t which, uint
     if (new) {
         mine[0] = want[0];
         mine[1] = want[1];
+        if (which == AS || which == DATA)    /* both count what the shim counts: accessible memory that is no file's */
+            c->ctl->memory_limit = least(c->memory, least(c->ctl->rlimit[2 * AS], c->ctl->rlimit[2 * DATA]));
     }
     return old ? call_put(c, old, had, sizeof had) : 0;
 }
@@ -144,7 +153,7 @@ static int64_t prlimit_call(struct caller *c, uint64_t pid, uint64_t which, uint
 static int64_t sysinfo_call(struct caller *c, uint64_t out)
 {
     struct { uint64_t uptime, loads[3], total, free, unused[4]; uint16_t processes, pad; uint32_t pad2; uint64_t high[2]; uint32_t unit, pad3; } i;
-    uint64_t limit = c->ctl->memory_limit, used = c->ctl->committed_pages;
+    uint64_t limit = c->memory, used = c->ctl->committed_pages;
     _Static_assert(sizeof i == 112, "struct sysinfo");
     memset(&i, 0, sizeof i);
     i.uptime = c->now(c) / SECOND;
@@ -178,46 +187,13 @@ static int64_t times_call(struct caller *c, uint64_t out, uint64_t cpu)
     return (int64_t)(c->now(c) / TICK);
 }
 
-static int64_t prctl_call(struct caller *c, uint64_t option, uint64_t a, uint64_t thread)
-{
-    enum { SET_PDEATHSIG = 1, GET_DUMPABLE = 3, SET_DUMPABLE = 4, GET_KEEPCAPS = 7, SET_NAME = 15, GET_NAME = 16, CAPBSET_READ = 23,
-           SET_TIMERSLACK = 29, SET_NO_NEW_PRIVS = 38, GET_NO_NEW_PRIVS = 39 };
-    const uint64_t yes = 1ull << GET_DUMPABLE | 1ull << GET_NO_NEW_PRIVS;
-    const uint64_t fine = yes | 1ull << SET_PDEATHSIG | 1ull << SET_DUMPABLE | 1ull << GET_KEEPCAPS | 1ull << CAPBSET_READ |
-                          1ull << SET_TIMERSLACK | 1ull << SET_NO_NEW_PRIVS;
-    char name[16] = {0};
-    if (option == GET_NAME)
-        return c->read(c, name, thread + AFW_THREAD_NAME, sizeof name) ? -EFAULT : call_put(c, a, name, sizeof name);
-    if (option == SET_NAME) {
-        for (uint64_t i = 0; i < sizeof name - 1; i++)
-            if (call_get(c, name + i, a + i, 1))
-                return -EFAULT;
-            else if (!name[i])
-                break;
-        return c->write(c, thread + AFW_THREAD_NAME, name, sizeof name);
-    }
-    if (option > GET_NO_NEW_PRIVS || !(fine >> option & 1))
-        return -EINVAL;
-    return yes >> option & 1;
-}
-
-static int64_t affinity_call(struct caller *c, int32_t pid, uint64_t size, uint64_t out)
-{
-    uint64_t mask = 1;
-    if (pid < 0 || (pid && (uint32_t)pid < c->ctl->pid))
-        return -ESRCH;               /* (of threads the guest alone knows which there are: above the first's all are taken for one) */
-    if (size < 8 || size % 8)
-        return -EINVAL;
-    return call_put(c, out, &mask, sizeof mask) ? -EFAULT : 8;
-}
-
 static int64_t identity(struct caller *c, uint32_t number, const uint64_t a[6])
 {
     int64_t r;
     switch (number) {
     case SYS_setuid:                 /* users, groups, real, effective, saved: all one, and it cannot be changed */
     case SYS_setgid:
-        return mine(a[0], UID);
+        return (uint32_t)a[0] == ~0u ? -EINVAL : mine(a[0], UID);
     case SYS_setreuid:
     case SYS_setregid:
         return mine(a[0], a[1]);
@@ -238,30 +214,24 @@ static int64_t identity(struct caller *c, uint32_t number, const uint64_t a[6])
     case SYS_prlimit64:
         return prlimit_call(c, a[0], a[1], a[2], a[3]);
     case SYS_getrlimit:
-        return prlimit_call(c, 0, a[0], 0, a[1]);
+        return (uint32_t)a[0] < RLIMITS && !a[1] ? -EFAULT : prlimit_call(c, 0, a[0], 0, a[1]);
     case SYS_setrlimit:
-        return prlimit_call(c, 0, a[0], a[1], 0);
+        return (uint32_t)a[0] < RLIMITS && !a[1] ? -EFAULT : prlimit_call(c, 0, a[0], a[1], 0);
     case SYS_sysinfo:
         return sysinfo_call(c, a[0]);
     case SYS_getrusage:
         return getrusage_call(c, (int32_t)a[0], a[1], a[2], a[3], a[4]);
     case SYS_times:
         return times_call(c, a[0], a[2]);
-    case SYS_prctl:
-        return prctl_call(c, (uint32_t)a[0], a[1], a[5]);
     case SYS_getcpu:
         r = a[0] ? put_word(c, a[0], 0) : 0;
         return r || !a[1] ? r : put_word(c, a[1], 0);
-    case SYS_sched_getaffinity:
-        return affinity_call(c, (int32_t)a[0], (uint32_t)a[1], a[2]);
-    case SYS_sched_getparam:
-        return put_word(c, a[1], 0);
     case SYS_membarrier:             /* one vCPU: between two instructions of a thread all others have always seen every barrier */
         if (!(uint32_t)a[0])
             return 31;               /* global, private, expedited, and their registrations */
         return (a[0] & (a[0] - 1)) || !(a[0] & 31) ? -EINVAL : 0;
     default:
-        return -ENOSYS;
+        return process_call(c, number, a);
     }
 }
 

@@ -1,6 +1,7 @@
 /* System calls that a guest's shim hands to the host as they are (AFW_OP_CALL): calls.c knows what they mean, and asks for everything else here. */
 #ifndef AFW_CALLS_H
 #define AFW_CALLS_H
+#include <stdbool.h>
 #include <stdint.h>
 #include "abi.h"
 
@@ -10,6 +11,7 @@ struct caller {
     int (*write)(struct caller *c, uint64_t gva, const void *data, uint64_t n);      /* 0 or -EFAULT */
     int64_t (*perform)(struct caller *c, const struct afw_sqe *e);                   /* an operation below AFW_OP_CALL */
     uint64_t (*now)(struct caller *c);                                               /* CLOCK_MONOTONIC, ns */
+    uint64_t memory;                 /* bytes that it may have */
 };
 #define CALL_OPEN 1                  /* in an entry's `reserved`, which a guest has no word in. OPEN: the result is that of a call */
 #define CALL_MEMFD 2                 /* OPEN: no path but a name for /proc */
@@ -25,7 +27,7 @@ struct guest_fd {                    /* a descriptor as the guest's table has it
 };
 struct stat;
 struct statx;
-int call_own(uint64_t gva, uint64_t n);              /* is it the program's memory, as it gives it to a call, or at least not the shim's? */
+int call_own(struct caller *c, uint64_t gva, uint64_t n);    /* is it writable memory of the program? */
 int call_get(struct caller *c, void *to, uint64_t gva, uint64_t n);          /* of the program's memory: 0 or -EFAULT */
 int call_put(struct caller *c, uint64_t gva, const void *data, uint64_t n);
 int call_fd(struct caller *c, uint64_t fd, struct guest_fd *out);            /* 0 or -EBADF */
@@ -35,4 +37,21 @@ int64_t file_call(struct caller *c, uint32_t number, const uint64_t a[6]);   /* 
 /* System call `number` of the guest's with arguments a -> its result, -errno: what it gives to the program */
 int64_t call_perform(struct caller *c, uint32_t number, const uint64_t a[6]);
 void call_boot(struct afw_ctl *ctl); /* umask and limits of a new program */
+
+/* callproc.c: scheduling, identity, memory's residence; -ENOSYS: none of its calls */
+int64_t process_call(struct caller *c, uint32_t number, const uint64_t a[6]);
+
+/* inside.c: tables of the guest's; c->read and c->ctl are enough */
+bool region_at(struct caller *c, uint32_t index, struct afw_region *out);            /* false: there is no such, or it makes no sense */
+uint32_t region_above(struct caller *c, uint32_t page);                              /* index of the first one that ends above it */
+/* The program's memory, all of it mapped with these PROT_* at least. What is free is not, though it could be read and written. */
+bool memory_allows(struct caller *c, uint64_t gva, uint64_t n, uint32_t prot);
+struct guest_thread {
+    uint32_t tid;
+    bool blocked;
+    uint64_t cpu_ns;                 /* up to its last switch */
+    char name[16];
+};
+uint64_t thread_read(struct caller *c, uint64_t at, struct guest_thread *out);       /* -> where the next is; 0: there is none here */
+bool thread_find(struct caller *c, uint32_t tid, struct guest_thread *out);
 #endif

@@ -229,7 +229,7 @@ static uint64_t asking_now(struct caller *c)
 
 static int64_t call(struct machine *m, const struct afw_sqe *e, bool *ended)
 {
-    struct asking a = {.caller = {m->vm.ctl, asking_read, asking_write, asking_perform, asking_now}, .m = m};
+    struct asking a = {.caller = {m->vm.ctl, asking_read, asking_write, asking_perform, asking_now, m->vm.memory_limit}, .m = m};
     int64_t r = call_perform(&a.caller, e->op - AFW_OP_CALL, e->a);
     *ended = a.ended;
     return r;
