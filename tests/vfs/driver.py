@@ -13,6 +13,7 @@ from agentfw_vmm.config import Mount, _aliases
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCES = ["vfs", "walk", "filerules", "rules", "handles", "tmpfs", "tmpdata", "savefs", "readdir", "synth"]
 SOURCES += ["openops", "pathops", "nameops", "fileops", "calls", "filecalls", "fds", "procfd", "locks"]
+SOURCES += ["procself", "proccpu", "inside", "callproc"]
 CWD = 0xFFFFFFFF
 WRITABLE, SYSTEM = 1, 2
 REC = {"mount": 1, "file": 2, "program": 3, "arg": 4, "env": 5, "memory": 6, "tmp": 11, "symlink": 12, "alias": 16}

@@ -86,6 +86,12 @@ int memory_module_next(struct vm *v, uint64_t gva, char name[256], uint64_t *sta
     return 1;
 }
 
+int memory_writable(struct vm *v, uint64_t gva)
+{
+    (void)v;
+    return gva >= 0x401000;
+}
+
 /* What jail.c allows for files, as far as the file system asked for it, and what this program needs itself; the rest kills */
 static void jail(void)
 {
@@ -177,8 +183,23 @@ int main(void)
         return 1;
     vm.memory_limit = 256 << 20;
     struct afw_ctl *ctl = (struct afw_ctl *)(vm.mem + AFW_CTL);
+    vm.ctl = ctl;
     ctl->pid = 4711;
     ctl->committed_pages = 1000;
+    /* what the shim would say: the image, and a stack; two threads */
+    static const struct afw_region regions[] = {{0x400, 0x405, 0x2f}, {0x500, 0x600, 0xb}, {0x600, 0x601, 0x1b}, {~0u, ~0u, 0}};
+    uint8_t *first = vm.mem + AFW_SYS + 0x1000, *second = first + AFW_THREAD_SIZE;
+    memcpy(vm.mem + AFW_SYS, regions, sizeof regions);
+    ctl->regions = AFW_SYS;
+    ctl->n_regions = 4;
+    ctl->stack_lo = 0x500000;
+    ctl->stack_hi = 0x600000;
+    ctl->threads = AFW_SYS + 0x1000;
+    memcpy(first + AFW_THREAD_TID, &(uint32_t){4712}, 4);
+    memcpy(first + AFW_THREAD_NEXT, &(uint64_t){AFW_SYS + 0x1000 + AFW_THREAD_SIZE}, 8);
+    memcpy(first + AFW_THREAD_NAME, "worker", 7);
+    first[AFW_THREAD_STATE] = AFW_THREAD_BLOCKED;
+    memcpy(second + AFW_THREAD_TID, &(uint32_t){4711}, 4);
     uint8_t *in = malloc(8 << 20), *out = malloc(8 << 20);
     for (;;) {
         uint32_t command, size, out_size = 0, type;

@@ -131,10 +131,17 @@ def test_proc(make: MakeVfs) -> None:
     assert b"VmRSS:\t    4000 kB\n" in vfs.read("/proc/self/status")
     assert b"Pid:\t4711\n" in vfs.read("/proc/thread-self/status")
     assert vfs.read("/proc/self/stat").startswith(b"4711 (python3.11) R 1 ") and len(vfs.read("/proc/self/stat").split()) == 52
-    assert (
-        vfs.read("/proc/self/maps").splitlines()[-1].split()
-        == b"00400000-00402000 r-xp 00000000 00:00 0 /usr/bin/python3".split()
-    )
+    assert [line.split() for line in vfs.read("/proc/self/maps").splitlines()] == [
+        b"00400000-00402000 r-xp 00000000 00:00 0 /usr/bin/python3".split(),
+        b"00500000-00600000 rw-p 00000000 00:00 0 [stack]".split(),
+    ]
+    assert vfs.listdir("/proc/self/task") == ["4711", "4712"]
+    assert vfs.read("/proc/4711/task/4712/comm") == b"worker\n"
+    assert b"State:\tS (sleeping)\n" in vfs.read("/proc/self/task/4712/status")
+    assert b"Threads:\t2\n" in vfs.read("/proc/thread-self/status")
+    assert vfs.read("/proc/self/task/4711/stat").startswith(b"4711 (python3.11) R 1 ")
+    assert vfs.error("stat", "/proc/4712") == vfs.error("stat", "/proc/self/task/04711") == "ENOENT"
+    assert b"Max open files            0                    0                    files" in vfs.read("/proc/self/limits")
     assert b"MemTotal:         262144 kB\n" in vfs.read("/proc/meminfo")
     assert vfs.read("/sys/devices/system/cpu/online") == b"0\n"
     assert b"tmpfs /tmp tmpfs rw 0 0\n" in vfs.read("/proc/mounts")

@@ -416,3 +416,8 @@ int memory_poke(struct vm *vm, uint64_t gva, const void *data, uint64_t len)
     }
     return left ? -EFAULT : 0;
 }
+
+int memory_writable(struct vm *vm, uint64_t gva)
+{
+    return gva < AFW_SPACE_END && PAGE_PROT(machine_of(vm)->prot[gva / PAGE]) & PROT_WRITE;
+}

@@ -1,6 +1,6 @@
 /* What /proc and /sys tell: only this VM's own matters, as far as Python and common libraries read them. See vfs.h.
  *
- * One table of canonical paths; "PID" stands for the guest's process id. Not listed: not there.
+ * One table of canonical paths; "PID" stands for the guest's process id, "TID" for any of its threads'. Not listed: not there.
  */
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,17 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include "vfs.h"
+#include "proc.h"
 
-#define CONTENT_MAX 65536
+#define CONTENT_MAX (1u << 19)       /* of a file */
 
-struct text {
-    char *bytes;
-    size_t used, size;
-};
-typedef void generate(struct vfs *vfs, struct text *t);
-
-static void bytes(struct text *t, const char *data, size_t len)
+void text_bytes(struct text *t, const char *data, size_t len)
 {
     if (len > CONTENT_MAX - t->used)
         len = CONTENT_MAX - t->used;
@@ -35,7 +29,7 @@ static void bytes(struct text *t, const char *data, size_t len)
     t->used += len;
 }
 
-static void __attribute__((format(printf, 2, 3))) line(struct text *t, const char *format, ...)
+void line(struct text *t, const char *format, ...)
 {
     char buffer[PATH_MAX + 128];
     va_list args;
@@ -43,18 +37,16 @@ static void __attribute__((format(printf, 2, 3))) line(struct text *t, const cha
     int n = vsnprintf(buffer, sizeof buffer, format, args);
     va_end(args);
     if (n > 0)
-        bytes(t, buffer, (size_t)n < sizeof buffer ? (size_t)n : sizeof buffer - 1);
+        text_bytes(t, buffer, (size_t)n < sizeof buffer ? (size_t)n : sizeof buffer - 1);
 }
 
-/* A field of the control page. The guest may have written anything there; it is told to nobody but the guest. */
-#define CTL_FIELD(vfs, field) ctl_field(vfs, offsetof(struct afw_ctl, field), sizeof((struct afw_ctl *)0)->field)
-static uint64_t ctl_field(struct vfs *vfs, size_t offset, size_t size)
+uint64_t ctl_field(struct vfs *vfs, size_t offset, size_t size)
 {
     uint64_t value = 0;
     return guest_read(vfs->vm, &value, AFW_CTL + offset, size) < 0 ? 0 : value;
 }
 
-static unsigned pid_of(struct vfs *vfs)
+unsigned pid_of(struct vfs *vfs)
 {
     return (unsigned)CTL_FIELD(vfs, pid) & 0x3fffffff;
 }
@@ -64,113 +56,29 @@ static uint64_t memory_of(struct vfs *vfs)
     return vfs->vm->memory_limit ? vfs->vm->memory_limit : vfs_program.memory;
 }
 
-static uint64_t used_of(struct vfs *vfs)
+uint64_t used_of(struct vfs *vfs)
 {
     uint64_t pages = CTL_FIELD(vfs, committed_pages), limit = memory_of(vfs) / 4096;
     return (pages < limit ? pages : limit) * 4096;
 }
 
-static uint64_t clock_ns(clockid_t id)
+uint64_t clock_ns(clockid_t id)
 {
     struct timespec ts;
     clock_gettime(id, &ts);
     return (uint64_t)ts.tv_sec * 1000000000 + (uint64_t)ts.tv_nsec;
 }
 
-static const char *comm(void)
-{
-    const char *name = vfs_program.program ? strrchr(vfs_program.program, '/') : 0;
-    return name ? name + 1 : "agent";
-}
-
 static void g_cmdline(struct vfs *vfs, struct text *t)
 {
     (void)vfs;
-    bytes(t, vfs_program.args, vfs_program.args_size);
+    text_bytes(t, vfs_program.args, vfs_program.args_size);
 }
 
 static void g_environ(struct vfs *vfs, struct text *t)
 {
     (void)vfs;
-    bytes(t, vfs_program.env, vfs_program.env_size);
-}
-
-static void g_comm(struct vfs *vfs, struct text *t)
-{
-    (void)vfs;
-    line(t, "%.15s\n", comm());
-}
-
-static void g_status(struct vfs *vfs, struct text *t)
-{
-    unsigned pid = pid_of(vfs);
-    unsigned long long kib = used_of(vfs) / 1024;
-    line(t, "Name:\t%.15s\nUmask:\t0022\nState:\tR (running)\nTgid:\t%u\nNgid:\t0\nPid:\t%u\nPPid:\t1\nTracerPid:\t0\n", comm(), pid, pid);
-    line(t, "Uid:\t%d\t%d\t%d\t%d\nGid:\t%d\t%d\t%d\t%d\nFDSize:\t256\nGroups:\t%d \n", VFS_UID, VFS_UID, VFS_UID, VFS_UID, VFS_UID, VFS_UID,
-         VFS_UID, VFS_UID, VFS_UID);
-    line(t, "VmPeak:\t%8llu kB\nVmSize:\t%8llu kB\nVmLck:\t       0 kB\nVmHWM:\t%8llu kB\nVmRSS:\t%8llu kB\nRssAnon:\t%8llu kB\n", kib, kib, kib, kib, kib);
-    line(t, "VmData:\t%8llu kB\nVmStk:\t    8192 kB\nVmSwap:\t       0 kB\nThreads:\t1\nSigQ:\t0/1024\n", kib);
-    line(t, "SigPnd:\t%016x\nShdPnd:\t%016x\nCapInh:\t%016x\nCapPrm:\t%016x\nCapEff:\t%016x\nCapBnd:\t%016x\n", 0, 0, 0, 0, 0, 0);
-    line(t, "NoNewPrivs:\t1\nSeccomp:\t0\nCpus_allowed:\t1\nCpus_allowed_list:\t0\n");
-    line(t, "Mems_allowed:\t1\nMems_allowed_list:\t0\nvoluntary_ctxt_switches:\t0\nnonvoluntary_ctxt_switches:\t0\n");
-}
-
-static void g_stat(struct vfs *vfs, struct text *t)
-{
-    unsigned pid = pid_of(vfs);
-    unsigned long long ticks = CTL_FIELD(vfs, cpu_ns) / 10000000, used = used_of(vfs);
-    line(t, "%u (%.15s) R 1 %u %u 0 -1 4194304 0 0 0 0 %llu 0 0 0 20 0 1 0 1 %llu %llu 18446744073709551615 ", pid, comm(), pid, pid, ticks, used,
-         used / 4096);
-    line(t, "0 0 0 0 0 0 0 0 0 0 0 0 17 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n");
-}
-
-static void g_statm(struct vfs *vfs, struct text *t)
-{
-    unsigned long long pages = used_of(vfs) / 4096;
-    line(t, "%llu %llu 0 0 0 %llu 0\n", pages, pages, pages);
-}
-
-static void map_line(struct text *t, uint64_t start, uint64_t end, const char *rights, uint64_t offset, const char *name)
-{
-    line(t, "%08llx-%08llx %s %08llx 00:00 0 %26s%s\n", (unsigned long long)start, (unsigned long long)end, rights, (unsigned long long)offset, "", name);
-}
-
-/* Files, heap and main stack, in order. What else is mapped, and with which rights, only the shim knows. */
-static void g_maps(struct vfs *vfs, struct text *t)
-{
-    uint64_t own[2][2] = {{CTL_FIELD(vfs, stack_lo), CTL_FIELD(vfs, stack_hi)}, {CTL_FIELD(vfs, brk_start), CTL_FIELD(vfs, brk_max)}};
-    char name[256];
-    uint64_t start, end, offset, at = 0;
-    int shown[2] = {0, 0}, more = 1;
-    while (more && t->used < CONTENT_MAX - 512) {
-        more = memory_module_next(vfs->vm, at, name, &start, &end, &offset);
-        for (int i = 0; i < 2; i++)
-            if (!shown[i] && (!more || own[i][0] < start)) {
-                map_line(t, own[i][0], own[i][1], "rw-p", 0, i ? "[heap]" : "[stack]");
-                shown[i] = 1;
-            }
-        if (more)
-            map_line(t, start, end, "r-xp", offset, name);
-        at = end;
-    }
-}
-
-static void g_limits(struct vfs *vfs, struct text *t)
-{
-    static const char *const rows[][4] = {
-        {"Max cpu time", "unlimited", "unlimited", "seconds"},    {"Max file size", "unlimited", "unlimited", "bytes"},
-        {"Max data size", "unlimited", "unlimited", "bytes"},     {"Max stack size", "8388608", "8388608", "bytes"},
-        {"Max core file size", "0", "0", "bytes"},                {"Max resident set", "unlimited", "unlimited", "bytes"},
-        {"Max processes", "1024", "1024", "processes"},           {"Max open files", "1024", "1024", "files"},
-        {"Max locked memory", "65536", "65536", "bytes"},         {"Max address space", "unlimited", "unlimited", "bytes"},
-        {"Max file locks", "unlimited", "unlimited", "locks"},    {"Max pending signals", "1024", "1024", "signals"},
-        {"Max msgqueue size", "819200", "819200", "bytes"},       {"Max nice priority", "0", "0", ""},
-        {"Max realtime priority", "0", "0", ""},                  {"Max realtime timeout", "unlimited", "unlimited", "us"},
-    };
-    (void)vfs;
-    line(t, "%-25s %-20s %-20s %-10s\n", "Limit", "Soft Limit", "Hard Limit", "Units");
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        line(t, "%-25s %-20s %-20s %-10s\n", rows[i][0], rows[i][1], rows[i][2], rows[i][3]);
+    text_bytes(t, vfs_program.env, vfs_program.env_size);
 }
 
 static void mounts_below(struct vfs *vfs, const struct node *n, const char *path, int info, unsigned *id, struct text *t)
@@ -215,15 +123,6 @@ static void g_meminfo(struct vfs *vfs, struct text *t)
     line(t, "SwapTotal:             0 kB\nSwapFree:              0 kB\nShmem:                 0 kB\nSlab:                  0 kB\nSReclaimable:          0 kB\n");
 }
 
-static void g_cpuinfo(struct vfs *vfs, struct text *t)
-{
-    (void)vfs;
-    line(t, "processor\t: 0\nvendor_id\t: AgentFW\ncpu family\t: 6\nmodel\t\t: 1\nmodel name\t: agentfw baseline x86-64 CPU\nstepping\t: 1\n");
-    line(t, "physical id\t: 0\nsiblings\t: 1\ncore id\t\t: 0\ncpu cores\t: 1\nfpu\t\t: yes\ncpuid level\t: 13\nwp\t\t: yes\n");
-    line(t, "flags\t\t: fpu tsc cx8 cmov mmx fxsr sse sse2 syscall nx lm pni ssse3 cx16 sse4_1 sse4_2 popcnt lahf_lm\n");
-    line(t, "clflush size\t: 64\ncache_alignment\t: 64\naddress sizes\t: 34 bits physical, 48 bits virtual\n\n");
-}
-
 static void g_uptime(struct vfs *vfs, struct text *t)
 {
     uint64_t up = clock_ns(CLOCK_MONOTONIC) / 10000000;
@@ -246,7 +145,7 @@ static void g_self(struct vfs *vfs, struct text *t)
 
 static void g_thread_self(struct vfs *vfs, struct text *t)
 {
-    line(t, "%u/task/%u", pid_of(vfs), pid_of(vfs));
+    line(t, "%u/task/%u", pid_of(vfs), pid_of(vfs));   /* (which thread asks, the host is not told) */
 }
 
 static void g_exe(struct vfs *vfs, struct text *t)
@@ -272,7 +171,7 @@ static void g_cwd(struct vfs *vfs, struct text *t)
 static void g_agentfw(struct vfs *vfs, struct text *t)
 {
     if (vfs->vm->note)
-        bytes(t, vfs->vm->note, strlen(vfs->vm->note));
+        text_bytes(t, vfs->vm->note, strlen(vfs->vm->note));
 }
 
 enum { DIR_, FILE_, LINK_ };
@@ -303,17 +202,17 @@ static const struct entry {
     {"/proc/PID/root", LINK_, 0, "/"},
     {"/proc/PID/fd", DIR_, 0, 0},    /* procfd.c */
     {"/proc/PID/task", DIR_, 0, 0},
-    {"/proc/PID/task/PID", DIR_, 0, 0},
-    {"/proc/PID/task/PID/comm", FILE_, g_comm, 0},
-    {"/proc/PID/task/PID/stat", FILE_, g_stat, 0},
-    {"/proc/PID/task/PID/status", FILE_, g_status, 0},
+    {"/proc/PID/task/TID", DIR_, 0, 0},
+    {"/proc/PID/task/TID/comm", FILE_, g_task_comm, 0},
+    {"/proc/PID/task/TID/stat", FILE_, g_task_stat, 0},
+    {"/proc/PID/task/TID/status", FILE_, g_task_status, 0},
     {"/proc/mounts", LINK_, 0, "self/mounts"},
     {"/proc/agentfw", FILE_, g_agentfw, 0},   /* what a forked VM is told of itself; in others it is empty */
     {"/proc/meminfo", FILE_, g_meminfo, 0},
     {"/proc/cpuinfo", FILE_, g_cpuinfo, 0},
     {"/proc/uptime", FILE_, g_uptime, 0},
     {"/proc/stat", FILE_, g_cpustat, 0},
-    {"/proc/loadavg", FILE_, 0, "0.00 0.00 0.00 1/1 1\n"},
+    {"/proc/loadavg", FILE_, g_loadavg, 0},
     {"/proc/version", FILE_, 0, "Linux version 6.1.0-agentfw (agentfw) #1 agentfw\n"},
     {"/proc/filesystems", FILE_, 0, "nodev\tproc\nnodev\ttmpfs\n"},
     {"/proc/sys", DIR_, 0, 0},
@@ -346,17 +245,35 @@ static const struct entry {
 };
 #define ENTRIES (sizeof entries / sizeof *entries)
 
-/* The table's name of a path: its own pid becomes PID. -ENOENT: longer than any */
+/* The id of one of its threads, as a decimal number, or 0 */
+static uint32_t thread_of(struct vfs *vfs, const char *s, size_t len)
+{
+    uint32_t tid = 0;
+    for (size_t i = 0; i < len; i++) {
+        if (s[i] < '0' || s[i] > '9' || i > 8 || (s[0] == '0'))
+            return 0;
+        tid = tid * 10 + (uint32_t)(s[i] - '0');
+    }
+    return tid && proc_is_thread(vfs, tid) ? tid : 0;
+}
+
+#define TASKS "/proc/PID/task"
+/* The table's name of a path: its own pid becomes PID, a thread's id TID (vfs->proc_tid). -ENOENT: longer than any */
 static int normal(struct vfs *vfs, const char *path, char out[128])
 {
     char pid[16];
     size_t used = 0, n = (size_t)snprintf(pid, sizeof pid, "%u", pid_of(vfs));
     for (const char *s = path; *s;) {
         size_t len = strcspn(s + 1, "/");
-        int own = len == n && !memcmp(s + 1, pid, n);
-        if (used + 1 + (own ? 3 : len) >= 128 || (len == 3 && !memcmp(s + 1, "PID", 3)))
+        const char *own = len == n && !memcmp(s + 1, pid, n) ? "PID" : 0;
+        uint32_t tid = used == sizeof TASKS - 1 && !memcmp(out, TASKS, used) ? thread_of(vfs, s + 1, len) : 0;
+        if (tid) {
+            vfs->proc_tid = tid;
+            own = "TID";
+        }
+        if (used + 1 + (own ? 3 : len) >= 128 || (len == 3 && (!memcmp(s + 1, "PID", 3) || !memcmp(s + 1, "TID", 3))))
             return -ENOENT;
-        used += (size_t)sprintf(out + used, "/%.*s", own ? 3 : (int)len, own ? "PID" : s + 1);
+        used += (size_t)sprintf(out + used, "/%.*s", own ? 3 : (int)len, own ? own : s + 1);
         s += 1 + len;
     }
     return 0;
@@ -419,7 +336,7 @@ static int make(struct vfs *vfs, const char *path, int kind, struct text *t)
     if (!e || e->kind != kind)
         return -ENOENT;
     if (e->fixed)
-        bytes(t, e->fixed, strlen(e->fixed));
+        text_bytes(t, e->fixed, strlen(e->fixed));
     else
         e->make(vfs, t);
     if (!t->bytes)                   /* empty, or out of memory: no difference worth a word */
@@ -474,7 +391,17 @@ int proc_entry(struct vfs *vfs, const char *path, unsigned i, char name[64], str
     }
     for (size_t k = 0; k < ENTRIES; k++) {
         const char *p = entries[k].path;
-        if (strncmp(p, dir, n) || p[n] != '/' || strchr(p + n + 1, '/') || left--)
+        if (strncmp(p, dir, n) || p[n] != '/' || strchr(p + n + 1, '/'))
+            continue;
+        if (!strcmp(p + n + 1, "TID")) {
+            uint32_t tid = proc_thread(vfs, i);
+            if (!tid)
+                return 0;
+            snprintf(name, 64, "%u", tid);
+            entry_stat(vfs, &entries[k], st);
+            return (int)i + 1;
+        }
+        if (left--)
             continue;
         if (!strcmp(p + n + 1, "PID"))
             snprintf(name, 64, "%u", pid_of(vfs));

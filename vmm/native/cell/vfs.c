@@ -7,6 +7,7 @@
 #include <sys/sysmacros.h>
 #include <time.h>
 #include <unistd.h>
+#include "proc.h"
 #include "vfs.h"
 
 #define MAX_CHILDREN 4000            /* of one node; readdir's cookies below TMPFS_COOKIE count them */
@@ -338,6 +339,7 @@ struct vfs *vfs_new(struct vm *vm)
     if (!vfs)
         return 0;
     vfs->vm = vm;
+    vfs->started = clock_ns(CLOCK_MONOTONIC);
     strcpy(vfs->cwd, "/");
     return vfs;
 }

@@ -68,6 +68,7 @@ int memory_map_file(struct vm *vm, int host_fd, uint64_t gva, uint64_t len, int 
 int memory_module(struct vm *vm, uint64_t gva, char name[256], uint64_t *map_start, uint64_t *map_offset);
 /* The lowest file mapping that starts at gva or above, for /proc/self/maps: 1 and fills the rest, or 0. */
 int memory_module_next(struct vm *vm, uint64_t gva, char name[256], uint64_t *start, uint64_t *end, uint64_t *offset);
+int memory_writable(struct vm *vm, uint64_t gva);    /* as the host protects it; for /proc/self/maps */
 /* Text pages are host-read-only when the guest asked so: write them anyhow (patching). */
 int memory_poke(struct vm *vm, uint64_t gva, const void *data, uint64_t len);
 
