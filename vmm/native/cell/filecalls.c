@@ -189,7 +189,7 @@ static int stat_at(struct call *c, uint64_t fd, uint64_t gva, uint64_t out, uint
     }
     c->e->a[2] = flags & (AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH);
     c->e->a[3] = out;
-    return r || call_own(c, out, extended ? sizeof(struct statx) : sizeof(struct stat)) ? r : -EFAULT;
+    return r || call_own(c->c, out, extended ? sizeof(struct statx) : sizeof(struct stat)) ? r : -EFAULT;
 }
 
 static int access_at(struct call *c, uint64_t fd, uint64_t gva, uint64_t mode, uint64_t flags)
@@ -209,7 +209,7 @@ static int readlink_at(struct call *c, uint64_t fd, uint64_t gva, uint64_t out, 
     int r = at(c, AFW_OP_READLINK, fd, gva, (int)fd == AT_FDCWD ? 0 : EMPTY);
     c->e->a[2] = out;
     c->e->a[3] = (uint32_t)size;
-    return r ? r == 1 ? -ENOENT : r : call_own(c, out, (uint32_t)size) ? 0 : -EFAULT;
+    return r ? r == 1 ? -ENOENT : r : call_own(c->c, out, 1) ? 0 : -EFAULT;
 }
 
 /* ---- changing ---- */
@@ -480,7 +480,7 @@ static int prepare(struct call *c, uint32_t nr)
         c->e->op = nr == SYS_truncate ? AFW_OP_TRUNCATE : AFW_OP_STATFS;
         r = path(c, cwd, a[0], 0, 2, &c->e->a[4]);
         c->e->a[1] = a[1];
-        return r || nr == SYS_truncate || call_own(c, a[1], 120) ? r : -EFAULT;
+        return r || nr == SYS_truncate || call_own(c->c, a[1], 120) ? r : -EFAULT;
     case SYS_chdir:
         return at(c, AFW_OP_CHDIR, cwd, a[0], 0);
     case SYS_fchdir:
@@ -491,7 +491,7 @@ static int prepare(struct call *c, uint32_t nr)
         c->e->op = AFW_OP_GETCWD;
         c->e->a[0] = a[0];
         c->e->a[1] = a[1];
-        return call_own(c, a[0], 1) ? 0 : -EFAULT;
+        return call_own(c->c, a[0], 1) ? 0 : -EFAULT;
     case SYS_umask:
         c->e->reserved = c->c->ctl->umask & 0777;
         c->c->ctl->umask = (uint32_t)a[0] & 0777;
@@ -505,7 +505,7 @@ static int prepare(struct call *c, uint32_t nr)
         return on(c, AFW_OP_FSYNC, 0, 0, 0, -EINVAL);
     case SYS_fstatfs:
         r = on(c, AFW_OP_STATFS, a[1], 0, 0, -ENOSYS);
-        return r || call_own(c, a[1], 120) ? r : -EFAULT;
+        return r || call_own(c->c, a[1], 120) ? r : -EFAULT;
     case SYS_flock:
         r = on(c, AFW_OP_FLOCK, (uint32_t)a[1], 0, 0, 1);
         c->e->reserved = r || a[1] & LOCK_NB ? 0 : CALL_BLOCKS;
