@@ -2,7 +2,7 @@
 PYTHON ?= python3
 NATIVE := pyproject.toml hatch_build.py $(wildcard vmm/native/* vmm/native/*/* shim/*)
 
-.PHONY: run test check setup test-hardware sanitize clean
+.PHONY: run test check setup test-hardware sanitize fuzz clean
 
 .venv/ready: $(NATIVE)
 	$(PYTHON) -m venv .venv
@@ -31,6 +31,11 @@ sanitize:
 	AGENTFW_SANITIZE=1 .venv-sanitize/bin/pip install -q '.[test]'
 	AGENTFW_SANITIZE=1 ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD=$$(cc -print-file-name=libasan.so) \
 		.venv-sanitize/bin/pytest -q tests/test_queue.py tests/test_flows.py tests/test_sites.py tests/native tests/kvm/test_cell.py
+
+# What guests can reach, under libFuzzer (Debian's clang; without it gcc and a driver of our own): SECONDS for all targets together
+SECONDS ?= 120
+fuzz: .venv/ready
+	.venv/bin/python tests/fuzz/run.py $(SECONDS)
 
 clean:
 	rm -rf build dist .venv .venv-sanitize vmm/agentfw_vmm/agentfw-cell vmm/agentfw_vmm/*.so

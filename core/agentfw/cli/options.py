@@ -94,6 +94,11 @@ def seconds(text: str) -> float:
     return seconds
 
 
+def _starts(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(4)
+
+
 def check_program(program: Sequence[str]) -> tuple[Mode, str, list[str]]:
     """(mode, target, arguments). RunError for a script that is not there (127) or cannot be read (126)."""
     first = program[0]
@@ -118,6 +123,8 @@ def check_program(program: Sequence[str]) -> tuple[Mode, str, list[str]]:
         raise RunError(f"cannot read `{first}`: permission denied", "", 126)
     if not path.is_dir() and not path.is_file():
         raise RunError(f"`{first}` is not a file", "", 126)
+    if path.is_file() and _starts(path) == b"\x7fELF":
+        raise RunError(f"`{first}` is an executable, and agents are Python programs", "it cannot be started from one either", 126)
     return "script", first, list(program[1:])
 
 

@@ -30,6 +30,19 @@ static int bad(char *error, size_t size, const char *text)
     return -ENOEXEC;
 }
 
+/* Refused with what it is for, as far as that is known. The head's other fields may be of any byte order: only its own numbers are looked at. */
+static int foreign(const Elf64_Ehdr *e, char *error, size_t size)
+{
+    static const struct { uint16_t machine; char name[8]; } known[] = {
+        {EM_386, "i386"}, {EM_ARM, "ARM"}, {EM_AARCH64, "AArch64"}, {EM_RISCV, "RISC-V"}, {EM_PPC64, "PowerPC"}, {EM_S390, "s390"}, {EM_X86_64, "x32"}};
+    const char *name = "another machine";
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (e->e_machine == known[i].machine || e->e_machine == __builtin_bswap16(known[i].machine))
+            name = known[i].name;
+    snprintf(error, size, "not an x86-64 ELF file, but one for %s", name);
+    return -ENOEXEC;
+}
+
 static int parse(int fd, struct parsed *p, char *error, size_t n)
 {
     struct stat st;
@@ -44,7 +57,7 @@ static int parse(int fd, struct parsed *p, char *error, size_t n)
     if (memcmp(e->e_ident, ELFMAG, SELFMAG))
         return bad(error, n, "not an ELF file");
     if (e->e_ident[EI_CLASS] != ELFCLASS64 || e->e_ident[EI_DATA] != ELFDATA2LSB || e->e_machine != EM_X86_64)
-        return bad(error, n, "not an x86-64 ELF file");
+        return foreign(e, error, n);
     if (e->e_type != ET_EXEC && e->e_type != ET_DYN)
         return bad(error, n, "an ELF file, but neither a program nor position-independent");
     if (e->e_phentsize != sizeof(Elf64_Phdr) || !e->e_phnum || e->e_phnum > PHDRS)
