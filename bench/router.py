@@ -44,11 +44,11 @@ class Engine:
     async def run(self, job: Job, job_id: str, events: Any, stdin: Any) -> JobResult:
         events.started(0.0)
         left = int(job.target)
-        if not left:
-            await events.output(1, b"line\n")
-        while left > 0:
-            await events.output(1, bytes(min(left, 65536)))
-            left -= 65536
+        pieces = [b"line\n"] if not left else [bytes(min(left - at, 65536)) for at in range(0, left, 65536)]
+        for piece in pieces:
+            waiting = events.output(1, piece)
+            if waiting is not None:
+                await waiting
         return JobResult(kind="code")
 
     def signal(self, job_id: str, number: int) -> None:

@@ -1,4 +1,4 @@
-"""How many files, sockets and VMs a process may have open."""
+"""What processes of agentfw may have and leave: files, sockets and VMs that are open; no core dumps."""
 
 from __future__ import annotations
 
@@ -15,3 +15,9 @@ def more_descriptors() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def no_core_dumps() -> None:
+    """What agents sent and were sent, and credentials, are in these processes' memory: the kernel is not to write it down."""
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))

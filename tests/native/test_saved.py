@@ -83,6 +83,8 @@ async def outcome(cell_program: Path, saved: SavedVm, seconds: float = 30) -> tu
     cell = await Cell.start(saved.config(1), recorder, cell_program)
     try:
         cell.restore(0, 2000, note=b"a note")
+        with pytest.raises(ValueError, match="has its rules"):
+            cell.rules(0, b"")  # it goes on at once: they would come too late
         try:
             await recorder.until(lambda: recorder.exits, seconds)
         except TimeoutError:

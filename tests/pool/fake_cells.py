@@ -122,6 +122,9 @@ class FakeCell:
     def statistics(self, vm: int) -> Any:
         raise CellError("nothing is counted")
 
+    def cpu_ns(self, vm: int) -> int:
+        return 0
+
     def rules(self, vm: int, rules: bytes) -> None: ...
     def signal(self, vm: int, number: int) -> None: ...
     def limit(self, vm: int, cpu: float | None = None, cpu_seconds: float | None = None) -> None: ...

@@ -92,7 +92,9 @@ class Engine:
 
         async def write(stream: int, data: bytes) -> None:
             written[stream] += len(data)
-            await events.output(stream, data)
+            waiting = events.output(stream, data)
+            if waiting is not None:
+                await waiting
 
         for number, (what, *how) in enumerate(steps):
             self.jobs[agent.id] = steps[number + 1 :], job

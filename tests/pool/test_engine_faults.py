@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 from agentfw.config import RunConfig
+from agentfw.plugins import failures
+from agentfw.pool import engine as engine_module
 from agentfw.pool import pressure
 from agentfw.pool.config import PoolConfig, TemplateConfig, TenantConfig
 from agentfw.pool.engine import Engine
@@ -238,6 +240,28 @@ def test_memory_that_is_short(store: Path, monkeypatch: pytest.MonkeyPatch) -> N
             assert (await second)[1].out == "2\n"
 
     in_loop(main)
+
+
+def test_house_keeping_that_fails_does_not_fill_the_log(
+    store: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = 0
+
+    def broken() -> pressure.Level:
+        nonlocal asked
+        asked += 1
+        raise OSError("no /proc here")
+
+    monkeypatch.setattr(engine_module, "TICK_SECONDS", 0.002)
+    monkeypatch.setattr(pressure, "host", broken)
+
+    async def main() -> None:
+        async with engine(store, size=1, idle=0):
+            await until(lambda: asked > 3 * failures.MOST)
+
+    in_loop(main)
+    told = [record for record in caplog.records if "house-keeping" in record.getMessage() and record.levelname == "ERROR"]
+    assert len(told) == failures.MOST
 
 
 def test_a_reload_counts_for_the_next(store: Path) -> None:

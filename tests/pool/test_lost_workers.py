@@ -39,6 +39,9 @@ async def test_a_worker_that_dies_is_replaced_and_its_jobs_are_told() -> None:
         assert numbers["pool.worker_restarts"] == numbers["pool.lost"] == 2 and numbers["pool.retried"] == 0
         infos = [await router.submit(job(["sleep", 0.05])) for _ in range(4)]
         assert {info.worker for info in infos} == {0, 1}
+        for pid in after.values():  # what agents said is in their memory
+            limits = Path(f"/proc/{pid}/limits").read_text().splitlines()  # noqa: ASYNC240
+            assert next(line for line in limits if line.startswith("Max core file size")).split()[4] == "0"
 
 
 @pool_test

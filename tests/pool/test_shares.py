@@ -102,6 +102,23 @@ def test_many_loops_get_no_more_than_one():
     assert set(machine.shares.parts) == {"many", "one"}
 
 
+def test_a_cell_that_has_just_begun_has_a_part_of_its_tenants():
+    """Who is limited does not get more for the time to the next look by beginning with ever new cells."""
+    many = [Cell(64) for _ in range(4)]
+    machine = Machine(2, {"many": (1, many), "one": (1, [Cell(1, threads=1)])})
+    new = Cell(64)
+    machine.shares._waited = lambda pid: 0.0
+    machine.shares.begins("many", new, 5)
+    assert new.limit == math.inf, "nobody is limited yet"
+    machine.pass_time(2)
+    machine.shares.begins("many", new, 5)
+    assert new.limit == pytest.approx(machine.shares.parts["many"] / 5)
+    machine.shares.begins("others", Cell(1), 1)
+    many.append(new)
+    machine.pass_time(2)
+    assert machine.pass_time(10)["one"] == pytest.approx(1, rel=0.1)
+
+
 def test_what_one_does_not_want_others_get():
     modest = Cell(0.3)
     machine = Machine(2, {"greedy": (1, [Cell(64)]), "modest": (1, [modest])})

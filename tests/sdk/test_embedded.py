@@ -240,3 +240,28 @@ def test_the_example_runs(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, ROOT / "examples/pool.py"], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "'Oslo': echo: Oslo" in done.stdout
+
+
+def test_what_a_job_wrote_before_the_pool_was_closed_is_there() -> None:
+    async def main() -> None:
+        pool = Pool({}, size=2, idle=1)
+        await pool.start()
+        job = await pool.submit(Code("n = 0\nwhile True:\n n += 1\n print(n, flush=not n % 50)"))
+        said: list[bytes] = []
+        begun = asyncio.Event()
+
+        async def read() -> None:
+            async for piece in job:
+                said.append(piece.data)
+                begun.set()
+
+        reading = asyncio.ensure_future(read())
+        await begun.wait()
+        backend = pool.backend
+        await pool.close()
+        await asyncio.wait_for(reading, 20)
+        result = (await backend.info(job.id)).result
+        assert result is not None and result.kind == "killed"
+        assert sum(map(len, said)) == result.usage.stdout > 0
+
+    asyncio.run(main())

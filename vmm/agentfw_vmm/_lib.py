@@ -49,6 +49,7 @@ class VmStruct(Protocol):
     """`struct afw_vm_shm`, a copy (cell.h documents the fields)."""
 
     state: int
+    cpu_ns: int
     exit_kind: int
     exit_code: int
     exit_signal: int

@@ -18,7 +18,7 @@ from typing import Literal
 from . import _lib, report, saved, sites
 from ._lib import CELL_PROGRAM, FLOW_FIRST, QUEUE, RING, Worker, lib, take, view
 from .cell_log import CellLog
-from .config import CellConfig, Mount, encode
+from .config import CellConfig, encode
 from .errors import CellError
 from .flows import GuestFlow, asked
 from .handler import CellHandler
@@ -286,9 +286,10 @@ class Cell:
             _check(lib.afw_worker_rules(self.worker, vm, rules + note, len(rules + note)), "rules", vm)
         record = self._vms[vm] = Life()
         record.unconnected = refuses_connections(rules)
-        record.ruled = bool(rules) or command == lib.AFW_CMD_BOOT
-        if isinstance(self._config.snapshot_in, SavedVm):
-            self.stream(vm, JOB).close()  # it has its job
+        forked = isinstance(self._config.snapshot_in, SavedVm)  # it has its rules and its job
+        record.ruled = bool(rules) or forked or command == lib.AFW_CMD_BOOT
+        if forked:
+            self.stream(vm, JOB).close()
         self._command(vm % self._config.runners, command, vm, argument, c=len(note), b=len(rules))
 
     async def save(self, vm: int) -> SavedVm:
@@ -307,7 +308,7 @@ class Cell:
     def rules(self, vm: int, rules: bytes) -> None:
         """Gives VM `vm`, which was restored without rules, those of its agent (`compile_rules()`; empty: none).
         Once, before its job. What is sent to its job stream from here on waits until they are in force. A table that the cell
-        refuses ends the VM ("internal"). Nothing if the VM is gone; ValueError if it was booted or has its rules.
+        refuses ends the VM ("internal"). Nothing if the VM is gone; ValueError if it was booted or forked, or has its rules.
         """
         record = self._vms.get(vm)
         if record is None or not record.live:
@@ -392,6 +393,10 @@ class Cell:
     def statistics(self, vm: int) -> VmStatistics:
         return report.statistics(self._shared(vm))
 
+    def cpu_ns(self, vm: int) -> int:
+        """`statistics(vm).cpu_ns`, for a fraction of the time."""
+        return self._shared(vm).cpu_ns
+
     @property
     def lost(self) -> Literal["", "killed", "broken"]:
         """How the process was lost, if it was: "killed": somebody else sent it SIGKILL (the kernel when memory is short, an
@@ -405,10 +410,6 @@ class Cell:
     def jail(self) -> int:
         """Bits of what the cell says it gave up: 0 no_new_privs, 1 seccomp, 2 landlock, 3 rlimits, 4 dies with its parent."""
         return _lib.state(self.worker)[1]
-
-    @property
-    def mounts(self) -> list[Mount]:
-        return self._config.mounts
 
     def _shared(self, vm: int) -> _lib.VmStruct:
         if not 0 <= vm < self._config.vms:

@@ -46,7 +46,7 @@ def ps(
     """List a pool's jobs, newest first."""
     from .following import document
 
-    wanted = dict(label(text) for text in labels)
+    wanted = _labels(labels)
     states: list[Any] = [state] if state else [None] if everything else list(STATES[:-1])
 
     async def body(pool: HttpBackend) -> list[JobInfo]:
@@ -212,7 +212,7 @@ def kill(
     if not everything and (tenant or labels):
         raise click.UsageError("`--tenant` and `--label` choose among `--all`", ctx)
     chosen = _signal(number)
-    wanted = dict(label(text) for text in labels)
+    wanted = _labels(labels)
 
     async def body(pool: HttpBackend) -> list[tuple[str, AgentfwError | None]]:
         names = list(ids)
@@ -244,5 +244,12 @@ def _signal(text: str) -> int:
         from ..hints import did_you_mean
 
         near = did_you_mean(name.removeprefix("SIG"), [each.removeprefix("SIG") for each in known], "`SIG{}`")
-        raise RunError(f"no signal `{text}`", near or "write a name, as `TERM`, or a number from 1 to 64")
+        raise RunError(f"no signal `{text}`", near or "write a name, as `TERM`, or a number from 1 to 64", 2)
     return known[name]
+
+
+def _labels(texts: tuple[str, ...]) -> dict[str, str]:
+    try:
+        return dict(label(text) for text in texts)
+    except RunError as error:
+        raise RunError(str(error), error.hint, 2) from None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..descriptors import more_descriptors
+from ..descriptors import more_descriptors, no_core_dumps
 from ..log_lines import OneLine
 from ..sizes import vm_memory
 from .options import RunCommand, RunError, check_kvm, check_program, label, names, seconds, variable
@@ -278,6 +278,7 @@ def _with_loop(options: Options, program: Sequence[str]) -> int:
     import uvloop
 
     more_descriptors()
+    no_core_dumps()
     # What plugins print is not data: our stdout is the agents', or one JSON document.
     with (
         contextlib.redirect_stdout(sys.stderr),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..descriptors import more_descriptors
+from ..descriptors import more_descriptors, no_core_dumps
 from ..errors import AgentfwError, ConfigError
 from ..log_lines import OneLine
 from .options import check_kvm
@@ -92,6 +92,7 @@ def serve(service: Service, ready: Ready | None = None, warm: Warm | None = None
     check_kvm()
     _logging(service)
     more_descriptors()
+    no_core_dumps()
     # What plugins print is not data.
     with contextlib.redirect_stdout(sys.stderr), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_Process(service, ready, warm, tidy).run())

@@ -31,7 +31,7 @@ from ..serving import Serving
 from ..sizes import parse_size
 from ..snapshots import Progress, SnapshotStore, cell_config
 from . import forks, pressure
-from .cells import CellLike, StartCell
+from .cells import CellLike, PoolCell, StartCell
 from .config import PoolConfig, TenantConfig
 from .groups import SPARE, Group, GroupKey, Trouble
 from .jobs import DEFAULT_TEMPLATE, DEFAULT_TENANT, Isolation, Job, JobResult, Limits, PoolError, Usage
@@ -85,6 +85,7 @@ class Engine:
             runners=self._runners,
             recycle=pool.recycle,
             spoiled=self._spoiled,
+            begins=self._begins,
         )
         self._stock.idle_most = idle
         self._serving = Serving(runtime)
@@ -424,8 +425,8 @@ class Engine:
             try:
                 self._stock.tick()
                 self._look_at_memory()
-            except Exception:
-                log.exception("the pool's house-keeping failed")
+            except Exception as error:
+                self.runtime.plugins.failures.tell(log, error, "the pool's house-keeping failed")
 
     def _look_at_memory(self) -> None:
         groups = self._stock.groups.values()
@@ -444,6 +445,12 @@ class Engine:
                 log.warning("memory is short: %d of %d idle VMs are given up", given, idle)
         self._stock.tight = level != "fine"
         self._stock.exhausted = level == "exhausted" and not self._stock.count["idle"]
+
+    def _begins(self, group: Group, cell: PoolCell) -> None:
+        tenant = group.key.tenant
+        if tenant != SPARE:
+            there = [each for each in self._stock.groups.values() if each.key.tenant == tenant]
+            self._shares.begins(tenant, cell.native, sum(each.up for group in there for each in group.cells))
 
     def _by_tenant(self) -> dict[str, tuple[float, list[CellLike]]]:
         """For `Shares`."""

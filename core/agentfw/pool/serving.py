@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from importlib import import_module
@@ -216,6 +217,9 @@ class Serving:
             code = "bad_config" if type(error).__name__ == "ConfigError" else getattr(error, "code", "internal")
             self.channel.send(Failed(code, text, getattr(error, "hint", "") or ""))
             return
+        if self._given is None:  # this process is a worker, and stays one: what it has by now is not looked through again
+            gc.collect()
+            gc.freeze()
         self.channel.send(Ready())
 
     async def close(self) -> None:

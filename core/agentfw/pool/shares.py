@@ -119,6 +119,14 @@ class Shares:
                 log.exception("CPU shares could not be dealt out")
             await asyncio.sleep(PERIOD)
 
+    def begins(self, tenant: str, cell: Limited, cells: int) -> None:
+        """A cell that is one of so many of its tenant's now: until the next look it has its like part of what that may use, if it
+        is limited."""
+        part = self.parts.get(tenant)
+        if part is not None and cell not in self._seen:
+            self._seen[cell] = _Seen(cell.cpu_seconds(), self._waited(cell.pid))
+            self._tell(cell, max(_LEAST, part / max(1, cells)))
+
     def look(self, now: float) -> None:
         """Measure since the last look, and limit whom there is to limit. `now`: seconds on a clock that does not jump."""
         tenants = {name: (weight, list(cells)) for name, (weight, cells) in self._cells().items()}

@@ -50,7 +50,8 @@ class Wait:
 
 class Stock:
     """`start`: makes the cell of a group. `runners`: threads of a cell that has so many VMs at most. `terms`: of tenants.
-    `spoiled`: told of a template whose snapshot is of no use. Belongs to its loop; `tick()` is to be called each second."""
+    `spoiled`: told of a template whose snapshot is of no use; `begins`: of a cell that has started. Belongs to its loop; `tick()`
+    is to be called each second."""
 
     def __init__(
         self,
@@ -61,6 +62,7 @@ class Stock:
         runners: Callable[[int], int] = lambda vms: 1,
         recycle: bool = False,
         spoiled: Callable[[Group], None] = lambda group: None,
+        begins: Callable[[Group, PoolCell], None] = lambda group, cell: None,
     ) -> None:
         self.size = size
         self.idle_most = 0
@@ -77,6 +79,7 @@ class Stock:
         self._start = start
         self._runners = runners
         self._spoiled = spoiled
+        self._begins = begins
         self._loop = asyncio.get_running_loop()
         self._pids = itertools.count()
         self._due = False
@@ -305,6 +308,9 @@ class Stock:
     # -- what cells tell (CellEvents)
 
     def cell_up(self, cell: PoolCell) -> None:
+        group = self._group_of(cell)
+        if group is not None:
+            self._begins(group, cell)
         self.soon()
 
     def cell_down(self, cell: PoolCell, error: str) -> None:

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 
-from ..descriptors import more_descriptors
+from ..descriptors import more_descriptors, no_core_dumps
 from ..log_lines import OneLine
 
 _PR_SET_PDEATHSIG = 1
@@ -54,6 +54,7 @@ def main() -> None:
     handler.setFormatter(formatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     more_descriptors()
+    no_core_dumps()
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
