@@ -6,7 +6,7 @@ NATIVE := pyproject.toml hatch_build.py $(wildcard vmm/native/* vmm/native/*/* s
 
 .venv/ready: $(NATIVE)
 	$(PYTHON) -m venv .venv
-	.venv/bin/pip install -q -e '.[test]'
+	.venv/bin/pip install -q -e '.[test,wheels]'
 	touch $@
 
 setup: .venv/ready
