@@ -46,6 +46,7 @@ class Engine:
         left = int(job.target)
         pieces = [b"line\n"] if not left else [bytes(min(left - at, 65536)) for at in range(0, left, 65536)]
         for piece in pieces:
+            await asyncio.sleep(0)  # a piece a turn of the loop, as from a VM
             waiting = events.output(1, piece)
             if waiting is not None:
                 await waiting

@@ -16,7 +16,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from agentfw_vmm import Cell, CellError, GuestFlow, VmExit, VmStatistics
 from agentfw_vmm.in_memory import in_memory
@@ -30,7 +30,9 @@ from .rehearsal import rehearse
 from .runtime import Runtime
 from .serving import Serving
 from .snapshots import Progress, SnapshotStore, Template, TemplateError, cell_config, quiet
-from .strace import Strace
+
+if TYPE_CHECKING:
+    from .strace import Strace
 
 CELL_VMS = 64
 """VMs that a cell holds at most; more slow each other down."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Container, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import certifi
 
-from .fleet_ca import FleetCa
 from .guestfs import View
+
+if TYPE_CHECKING:
+    from .fleet_ca import FleetCa
 
 BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
 """There in every guest that may be intercepted, whatever the host has."""

@@ -6,7 +6,6 @@ import signal
 from dataclasses import dataclass
 from typing import Literal
 
-from . import faults, symbols
 from ._lib import VmStruct, lib, numbers, string, take
 from .config import Mount
 
@@ -97,6 +96,8 @@ def exit_report(vm: VmStruct, mounts: list[Mount]) -> VmExit:
 
 
 def _signal_text(vm: VmStruct, note: str, mounts: list[Mount]) -> str:
+    from . import faults, symbols  # with a disassembler, which ends by signals alone need
+
     number = vm.exit_signal
     try:
         name = signal.Signals(number).name

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Literal
 from ..agents import Agent
 from ..destination import Destination, parse_host
 from ..errors import AgentfwError, Denied, DestinationError, ProtocolError, TlsError
-from ..fleet_ca import FleetCa
 from ..upstream import TlsInfo, TlsRequest
 from . import hello
 from .session import Session, permitted
 from .tls_flow import TlsFlow
 
 if TYPE_CHECKING:
+    from ..fleet_ca import FleetCa
     from ..runtime import Runtime
 
 HANDSHAKE_SECONDS = 20.0
@@ -60,6 +60,8 @@ class Interceptor:
     def authority(self) -> FleetCa:
         """Made when it is first asked for."""
         if self._authority is None:
+            from ..fleet_ca import FleetCa  # 30 ms, and few fleets need it
+
             self._authority = FleetCa()
         return self._authority
 
