@@ -256,7 +256,7 @@ enum afw_op {
     AFW_OP_MKNOD = 26,               /* path a0,a1  mode a2 (a file or a socket's name)  base a4 */
     AFW_OP_XATTR = 27,               /* path a0,a1 (a1 = 0: base itself)  0 set, 1 get, 2 list, 3 remove a2  AT_* flags a3  base a4: there are none */
     AFW_OP_STATX = 28,               /* path a0,a1  AT_* flags a2  out a3 (struct statx, 256 bytes)  base a4 */
-    AFW_OP_LOCK = 29,                /* handle a0 (0: a file of the guest's own)  struct flock a1  F_* a2 */
+    AFW_OP_LOCK = 29,                /* handle a0 (0: a file of the guest's own, open for a3)  struct flock a1  F_* a2 */
     /* memory */
     AFW_OP_COMMIT = 32,              /* addr a0  len a1: make the chunks that cover it usable (new memslots); ENOMEM over the limit */
     AFW_OP_MAPFILE = 33,             /* handle a0  addr a1  len a2  prot a3  flags a4 (MAP_PRIVATE or MAP_SHARED)  offset a5 */

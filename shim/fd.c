@@ -121,14 +121,14 @@ static s64 rw(struct file *o, u64 buf, u64 n, s64 pos, u32 how)
 {
     s64 (*op)(struct file *, struct io *, u32, s64) = how & WRITE ? o->ops->write : o->ops->read;
     struct io io;
-    if (o->flags & O_PATH || (o->flags & O_ACCMODE) == (how & WRITE ? O_RDONLY : O_WRONLY))
-        fail(-EBADF);
     if (!(how & POS))
         pos = -1;
-    else if (!o->ops->seek)
-        fail(-ESPIPE);
     else if (pos < 0)
         fail(-EINVAL);
+    else if (!o->ops->seek)
+        fail(-ESPIPE);
+    if (o->flags & O_PATH || (o->flags & O_ACCMODE) == (how & WRITE ? O_RDONLY : O_WRONLY))
+        fail(-EBADF);
     if (!op)
         fail(-EINVAL);
     if (how & VEC) {
@@ -147,8 +147,8 @@ FD(pread64) { return rw(o, b, c, d, POS); }
 FD(pwrite64) { return rw(o, b, c, d, POS | WRITE); }
 FD(preadv) { return rw(o, b, c, d, VEC | POS); }
 FD(pwritev) { return rw(o, b, c, d, VEC | POS | WRITE); }
-FD(preadv2) { return rw(o, b, c, d, (s64)d == -1 ? VEC : VEC | POS); }
-FD(pwritev2) { return rw(o, b, c, d, (s64)d == -1 ? VEC | WRITE : VEC | POS | WRITE); }
+FD(preadv2) { return f & ~7ul ? -EOPNOTSUPP : rw(o, b, c, d, (s64)d == -1 ? VEC : VEC | POS); }
+FD(pwritev2) { return f & ~7ul ? -EOPNOTSUPP : rw(o, b, c, d, (s64)d == -1 ? VEC | WRITE : VEC | POS | WRITE); }
 
 /* ---- descriptors ---- */
 PL(close)
@@ -177,9 +177,9 @@ FD(dup)
 PL(dup3)
 {
     u32 to = b;
-    struct file *o = need(a);
-    if ((u32)a == to)
+    if ((u32)a == to || c & ~(u64)O_CLOEXEC)
         return -EINVAL;
+    struct file *o = need(a);
     if (!grow(to))
         return -EBADF;
     o->refs++;                       /* before the other goes: closing it may be what ends a */

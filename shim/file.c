@@ -191,12 +191,12 @@ FD(lseek)
     s64 at = b, from = 0, size;
     if (o->flags & O_PATH)
         return -EBADF;
+    if (c > SEEK_HOLE)
+        return -EINVAL;
     if (!o->handle)
         return o->ops == &dev_ops ? 0 : -ESPIPE;
     if (c == SEEK_CUR)
         from = place(o);
-    else if (c > SEEK_HOLE)
-        return -EINVAL;
     else if (c != SEEK_SET) {
         size = stat_now(o)->st_size;
         if (c == SEEK_END)

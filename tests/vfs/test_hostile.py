@@ -109,7 +109,8 @@ def test_bad_counts_and_offsets(make: MakeVfs, host: Path) -> None:
     for number in (0, 30, 31, 32, 34, 100, 0xFFFF):
         assert vfs.raw(number, 1, 2, 3, 4) == -errno.ENOSYS
     small = vfs.open("/tmp/small", os.O_RDWR | os.O_CREAT)
-    assert vfs.raw("pwrite", small, HOLE - 4, 8, 0) == -errno.EFAULT
+    assert vfs.raw("pwrite", small, HOLE, 8, 0) == -errno.EFAULT
+    assert vfs.raw("pwrite", small, HOLE - 4, 8, 0) == 4  # as far as memory goes
     vfs.op("truncate", small, 8)
     assert vfs.pread(small, 100, 0) == bytes(8)
 

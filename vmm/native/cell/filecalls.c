@@ -10,6 +10,7 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <linux/falloc.h>
 #include <linux/openat2.h>
 #include "calls.h"
@@ -87,9 +88,14 @@ static int two(struct call *c, uint16_t op, uint64_t fd, uint64_t from, uint64_t
     uint64_t base, to_base;
     c->e->op = op;
     int r = path(c, fd, from, 0, 0, &base);
-    if (!r)
-        r = path(c, to_fd, to, 0, 2, &to_base);
     if (r < 0)
+        return r;
+    r = path(c, to_fd, to, 0, 2, &to_base);
+    if (r == -ENOENT || r == -EFAULT || r == -ENAMETOOLONG) {        /* of which the operation tells, if there is nothing wrong with the first */
+        c->e->a[2] = r == -EFAULT ? 0 : to;
+        c->e->a[3] = r == -ENOENT ? 0 : r == -EFAULT ? 1 : PATH_MAX;
+        to_base = AFW_CWD;
+    } else if (r < 0)
         return r;
     c->e->a[4] = base | to_base << 32;
     c->e->a[5] = flags;
@@ -105,6 +111,9 @@ static uint64_t masked(struct call *c, uint64_t mode)
 
 static int open_as(struct call *c, uint64_t fd, uint64_t gva, uint64_t flags, uint64_t mode)
 {
+    uint64_t unnamed = O_TMPFILE & ~O_DIRECTORY;
+    if (flags & unnamed && !(flags & O_PATH) && ((flags & (O_TMPFILE | O_CREAT)) != O_TMPFILE || !(flags & (O_WRONLY | O_RDWR))))
+        return -EINVAL;
     int r = at(c, AFW_OP_OPEN, fd, gva, 0);
     c->e->a[2] = flags & OPEN_VALID;
     c->e->a[3] = flags & (O_CREAT | (O_TMPFILE & ~O_DIRECTORY)) ? masked(c, mode) : 0;
@@ -153,6 +162,7 @@ static int memfd(struct call *c)
     if (c->a[1] & 4)
         return -ENODEV;              /* no huge pages */
     c->e->op = AFW_OP_OPEN;
+    c->e->a[0] = c->a[0];
     c->e->a[1] = (uint64_t)n;
     c->e->a[2] = O_RDWR | (c->a[1] & 1 ? O_CLOEXEC : 0);
     c->e->a[3] = 0777;
@@ -261,11 +271,10 @@ static int times_at(struct call *c, uint64_t fd, uint64_t gva, uint64_t times, u
         t[1] = (struct timespec){s[1], 0};
     } else if (times && call_get(c->c, t, times, sizeof t))
         return -EFAULT;
-    for (int i = 0; times && i < 2 && unit != 2; i++) {
-        int special = unit == 1 && (t[i].tv_nsec == UTIME_NOW || t[i].tv_nsec == UTIME_OMIT);
-        if (!special && (uint64_t)t[i].tv_nsec >= 1000000000ull / (uint64_t)unit)
+    for (int i = 0; times && i < 2 && unit == 1000; i++) {
+        if ((uint64_t)t[i].tv_nsec >= 1000000)
             return -EINVAL;
-        t[i].tv_nsec *= special ? 1 : unit;
+        t[i].tv_nsec *= unit;
     }
     if (times && unit == 1 && t[0].tv_nsec == UTIME_OMIT && t[1].tv_nsec == UTIME_OMIT)
         return 1;
@@ -276,13 +285,16 @@ static int times_at(struct call *c, uint64_t fd, uint64_t gva, uint64_t times, u
         memset(c->e->a, 0, sizeof c->e->a);
         c->e->op = AFW_OP_UTIMENS;
         r = handle_of(c, fd, 1, &c->e->a[4]);
+        struct guest_fd f;
+        if (!call_fd(c->c, fd, &f) && f.file.flags & O_PATH)
+            return -EBADF;
     } else
         r = at(c, AFW_OP_UTIMENS, fd, gva, flags & AT_EMPTY_PATH ? EMPTY : 0);
     if (times)
         memcpy(c->times, t, sizeof t);
     c->e->a[2] = times ? (uint64_t)(uintptr_t)c->times : 0;
     c->e->a[3] = flags & AT_SYMLINK_NOFOLLOW;
-    c->e->reserved = CALL_TIMES;
+    c->e->reserved = r ? 0 : CALL_TIMES;
     return r;
 }
 
@@ -325,7 +337,7 @@ static int stream(struct call *c)    /* -ESPIPE of what has no places; -EBADF; 0
     int r = call_fd(c->c, c->a[0], &f);
     if (r < 0 || f.file.flags & O_PATH)
         return -EBADF;
-    return S_ISFIFO(f.mode) || S_ISSOCK(f.mode) ? -ESPIPE : 0;
+    return S_ISFIFO(f.mode) ? -ESPIPE : 0;
 }
 
 static int fcntl_on(struct call *c)
@@ -341,7 +353,7 @@ static int fcntl_on(struct call *c)
     case F_OFD_GETLK:
     case F_OFD_SETLK:
     case F_OFD_SETLKW:
-        r = on(c, AFW_OP_LOCK, c->a[2], (uint32_t)c->a[1], 0, 0);
+        r = on(c, AFW_OP_LOCK, c->a[2], (uint32_t)c->a[1], f.file.flags & O_ACCMODE, 0);
         if (c->a[1] == F_SETLKW || c->a[1] == F_OFD_SETLKW)
             c->e->reserved = CALL_BLOCKS;
         return r;
@@ -361,6 +373,17 @@ static int fcntl_on(struct call *c)
     return -EINVAL;
 }
 
+/* What has no handle: the file systems of pipes, sockets, devices and the rest */
+static int other_statfs(struct call *c)
+{
+    struct guest_fd f;
+    struct statfs s = {.f_bsize = 4096, .f_frsize = 4096, .f_namelen = NAME_MAX};
+    if (call_fd(c->c, c->a[0], &f))
+        return -EBADF;
+    s.f_type = S_ISFIFO(f.mode) ? 0x50495045 : S_ISSOCK(f.mode) ? 0x534f434b : S_ISCHR(f.mode) ? 0x01021994 : 0x09041934;
+    return call_put(c->c, c->a[1], &s, sizeof s) ? -EFAULT : 1;
+}
+
 static int fallocate_on(struct call *c)
 {
     struct guest_fd f;
@@ -368,12 +391,13 @@ static int fallocate_on(struct call *c)
     int r = call_fd(c->c, c->a[0], &f);
     if (r < 0)
         return r;
+    if (f.file.flags & O_PATH)
+        return -EBADF;
     if ((int64_t)c->a[2] < 0 || (int64_t)c->a[3] <= 0)
         return -EINVAL;
-    if (mode & ~(uint64_t)(FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE) ||
-        (mode & FALLOC_FL_PUNCH_HOLE && mode != (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE)))
+    if (mode & ~0x7full || (mode & FALLOC_FL_PUNCH_HOLE && mode != (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE)))
         return -EOPNOTSUPP;
-    if (f.file.flags & O_PATH || !(f.file.flags & O_ACCMODE))
+    if (!(f.file.flags & O_ACCMODE))
         return -EBADF;
     r = on(c, AFW_OP_FALLOCATE, mode, c->a[2], c->a[3], S_ISFIFO(f.mode) ? -ESPIPE : -ENODEV);
     return r;
@@ -504,9 +528,11 @@ static int prepare(struct call *c, uint32_t nr)
     case SYS_fdatasync:
         return on(c, AFW_OP_FSYNC, 0, 0, 0, -EINVAL);
     case SYS_fstatfs:
-        r = on(c, AFW_OP_STATFS, a[1], 0, 0, -ENOSYS);
-        return r || call_own(c->c, a[1], 120) ? r : -EFAULT;
+        r = on(c, AFW_OP_STATFS, a[1], 0, 0, 1);
+        return r == 1 ? other_statfs(c) : r || call_own(c->c, a[1], 120) ? r : -EFAULT;
     case SYS_flock:
+        if (((uint32_t)a[1] & ~(uint32_t)LOCK_NB) - 1 > 1 && ((uint32_t)a[1] & ~(uint32_t)LOCK_NB) != LOCK_UN)
+            return -EINVAL;
         r = on(c, AFW_OP_FLOCK, (uint32_t)a[1], 0, 0, 1);
         c->e->reserved = r || a[1] & LOCK_NB ? 0 : CALL_BLOCKS;
         return r;
@@ -519,7 +545,7 @@ static int prepare(struct call *c, uint32_t nr)
         c->e->op = AFW_OP_CHOWN;
         c->e->a[2] = (uint32_t)a[1];
         c->e->a[3] = (uint32_t)a[2];
-        return handle_of(c, a[0], S_ISCHR(f.mode) ? -EPERM : 1, &c->e->a[4]);
+        return handle_of(c, a[0], S_ISCHR(f.mode) && (uint32_t)(a[1] & a[2]) != UINT32_MAX ? -EPERM : 1, &c->e->a[4]);
     case SYS_syncfs:
         return call_fd(c->c, a[0], &f) || f.file.flags & O_PATH ? -EBADF : 1;
     case SYS_fadvise64:

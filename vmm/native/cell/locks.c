@@ -35,7 +35,8 @@ int64_t op_lock(struct vfs *vfs, const uint64_t a[6])
         return -EINVAL;
     if (gets && l.l_type == F_UNLCK && command == F_GETLK)
         return -EINVAL;
-    if (!gets && h && l.l_type != F_UNLCK && !(h->access & (l.l_type == F_RDLCK ? HANDLE_READ : HANDLE_WRITE)))
+    uint8_t access = h ? h->access : a[3] == O_RDONLY ? HANDLE_READ : a[3] == O_WRONLY ? HANDLE_WRITE : HANDLE_READ | HANDLE_WRITE;
+    if (!gets && l.l_type != F_UNLCK && !(access & (l.l_type == F_RDLCK ? HANDLE_READ : HANDLE_WRITE)))
         return -EBADF;
     if (!gets)
         return 0;

@@ -119,12 +119,20 @@ static int rename_places(struct vfs *vfs, const struct place *from, const struct
 {
     struct place d1, d2;
     const char *n1, *n2;
-    if (from->last != 'n' || to->last != 'n' || from->node || (to->node && to->exists))
+    if (from->last != 'n')
         return -EBUSY;
-    if (!S_ISDIR(from->st.st_mode) && (from->slash || to->slash))
-        return -ENOTDIR;
-    if (to->exists && (flags & RENAME_NOREPLACE))
+    if (to->last != 'n')
+        return flags & RENAME_NOREPLACE ? -EEXIST : -EBUSY;
+    if (!from->exists || (flags & RENAME_EXCHANGE && !to->exists))
+        return -ENOENT;
+    if (to->exists && flags & RENAME_NOREPLACE)
         return -EEXIST;
+    if (flags & RENAME_EXCHANGE && to->slash && !S_ISDIR(to->st.st_mode))
+        return -ENOTDIR;
+    if (!S_ISDIR(from->st.st_mode) && (from->slash || (to->slash && !(flags & RENAME_EXCHANGE))))
+        return -ENOTDIR;
+    if (from->node || (to->node && to->exists))
+        return -EBUSY;
     int r = change_in(vfs, from, &d1, &n1);
     if (r < 0)
         return r;
@@ -161,9 +169,14 @@ static int64_t op_rename(struct vfs *vfs, const uint64_t a[6])
     if (a[5] & ~(uint64_t)(RENAME_NOREPLACE | RENAME_EXCHANGE) || flags == (RENAME_NOREPLACE | RENAME_EXCHANGE))
         return -EINVAL;
     int r = walk_op(vfs, a[0], a[1], a[4] & 0xffffffff, WALK_NAME, &from);
+    if (r == -ENOENT) {              /* what is wrong with the other comes first, unless the directory is what is missing */
+        r = walk_op(vfs, a[0], a[1], a[4] & 0xffffffff, WALK_NAME | WALK_CREATE, &from);
+        if (r < 0)
+            return -ENOENT;          /* (nor is it told that a rule hides it) */
+    }
     if (r < 0)
         return r;
-    r = walk_op(vfs, a[2], a[3], a[4] >> 32, WALK_NAME | (flags & RENAME_EXCHANGE ? 0 : WALK_CREATE), &to);
+    r = walk_op(vfs, a[2], a[3], a[4] >> 32, WALK_NAME | WALK_CREATE, &to);
     if (!r) {
         r = rename_places(vfs, &from, &to, flags);
         place_done(&to);

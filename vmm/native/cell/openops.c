@@ -41,7 +41,7 @@ static int open_type(const struct place *p, int flags)
 {
     int acc = flags & O_ACCMODE;
     if (S_ISLNK(p->st.st_mode))
-        return -ELOOP;
+        return flags & O_DIRECTORY ? -ENOTDIR : -ELOOP;
     if (S_ISDIR(p->st.st_mode))
         return acc != O_RDONLY || (flags & (O_CREAT | O_TRUNC)) ? -EISDIR : 0;
     if (flags & O_DIRECTORY)
@@ -254,6 +254,10 @@ int64_t op_open(struct vfs *vfs, const uint64_t a[6])
         how |= WALK_CREATE;
     if (!(flags & O_NOFOLLOW) && !((flags & O_CREAT) && (flags & O_EXCL)))
         how |= WALK_FOLLOW;
+    char end = 0;                    /* what is to be made is no directory, whatever is there: said before anybody looks */
+    int slash = flags & O_CREAT && a[1] && !guest_read(vfs->vm, &end, a[0] + a[1] - 1, 1) && end == '/';
+    if (slash)
+        how = (how & ~WALK_FOLLOW) | WALK_NAME;
     if (called && a[1] == sizeof job - 1 && !guest_path(vfs->vm, path, a[0], a[1]) && !strcmp(path, job))
         return (int64_t)((uint64_t)(uint32_t)(flags & (O_ACCMODE | O_CLOEXEC | O_NONBLOCK)) << 32 | AFW_OPENED_JOB);
     if (vfs->call & CALL_MEMFD) {
@@ -261,6 +265,10 @@ int64_t op_open(struct vfs *vfs, const uint64_t a[6])
         flags |= O_TMPFILE;
     } else
         r = walk_op(vfs, a[0], a[1], a[4], how, &p);
+    if (!r && slash && p.last == 'n') {
+        place_done(&p);
+        return -EISDIR;
+    }
     if (!r && p.link_fd >= 0) {
         uint32_t fd = (uint32_t)p.link_fd;
         r = place_of_fd(vfs, &p);

@@ -141,9 +141,11 @@ static int64_t op_access(struct vfs *vfs, const uint64_t a[6])
         return -EINVAL;
     int r = get_path(vfs, path, a[0], a[1], a[4], !!(a[3] & AT_EMPTY_PATH), &dir);
     if (!r)
-        r = walk(vfs, dir, path, (a[3] & AT_SYMLINK_NOFOLLOW ? 0 : WALK_FOLLOW) | WALK_LOOK, &p);
-    if (r < 0)
-        return r;
+        r = walk(vfs, dir, path, (a[3] & AT_SYMLINK_NOFOLLOW ? 0 : WALK_FOLLOW | WALK_FD) | WALK_LOOK, &p);
+    if (!r && p.link_fd >= 0)
+        r = place_of_fd(vfs, &p);
+    if (r)
+        return r < 0 ? r : mode & X_OK ? -EACCES : 0;
     if (p.rule && (mode & (p.rule == AFW_RULE_READ ? W_OK : R_OK | W_OK | X_OK))) {
         place_done(&p);
         path_refused(vfs);
@@ -284,8 +286,10 @@ static int64_t op_xattr(struct vfs *vfs, const uint64_t a[6])
         if (r < 0)
             return r;
         place_done(&p);
+        if (p.kind == BACK_TMP && a[2] != 2)
+            r = tmpfs_may(p.tmp, a[2] == 1 ? R_OK : W_OK);
     }
-    return a[2] == 2 ? 0 : -EOPNOTSUPP;
+    return r < 0 ? r : a[2] == 2 ? 0 : -EOPNOTSUPP;
 }
 
 static int64_t op_chdir(struct vfs *vfs, const uint64_t a[6])

@@ -101,9 +101,11 @@ static int list_host(struct handle *h, const struct listing *l, uint64_t at, uin
 
 int64_t handle_readdir(struct vfs *vfs, struct handle *h, uint64_t gva, uint64_t len, uint64_t cookie)
 {
+    if (h->access & HANDLE_PATH)
+        return -EBADF;
     if (!S_ISDIR(h->mode))
         return -ENOTDIR;
-    if ((h->access & HANDLE_PATH) || (h->kind == BACK_HOST && h->fd < 0))
+    if (h->kind == BACK_HOST && h->fd < 0)
         return -EBADF;
     struct out *out = malloc(sizeof *out);
     struct stat st;

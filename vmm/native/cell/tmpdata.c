@@ -104,8 +104,16 @@ int64_t tmpfs_read(struct vfs *vfs, struct tnode *n, uint64_t gva, uint64_t len,
         len = n->size - offset;
     clock_gettime(CLOCK_REALTIME, &n->atime);
     if (n->fd < 0) {
-        int r = guest_write(vfs->vm, gva, n->heap + offset, len);
-        return r < 0 ? r : (int64_t)len;
+        if (!guest_write(vfs->vm, gva, n->heap + offset, len))
+            return (int64_t)len;
+        uint64_t done = 0, piece;    /* memory ends somewhere: up to there */
+        for (; done < len; done += piece) {
+            piece = 4096 - (gva + done) % 4096;
+            piece = piece < len - done ? piece : len - done;
+            if (guest_write(vfs->vm, gva + done, n->heap + offset + done, piece))
+                break;
+        }
+        return done ? (int64_t)done : -EFAULT;
     }
     struct iovec iov = {guest_range(vfs->vm, gva, len), len};
     if (!iov.iov_base)
@@ -129,13 +137,22 @@ int64_t tmpfs_write(struct vfs *vfs, struct tnode *n, uint64_t gva, uint64_t len
     if (r < 0)
         return r;
     if (n->fd < 0) {
-        r = guest_read(vfs->vm, n->heap + offset, gva, len);
-        if (r < 0) {                 /* what a partial copy left behind the end */
-            if (offset + len > n->size)
-                memset(n->heap + n->size, 0, offset + len - n->size);
-            return r;
-        }
         done = (int64_t)len;
+        if (guest_read(vfs->vm, n->heap + offset, gva, len)) {       /* memory ends somewhere: up to there */
+            uint64_t got = 0, piece;
+            for (; got < len; got += piece) {
+                piece = 4096 - (gva + got) % 4096;
+                piece = piece < len - got ? piece : len - got;
+                if (guest_read(vfs->vm, n->heap + offset + got, gva + got, piece))
+                    break;
+            }
+            uint64_t end = offset + got > n->size ? offset + got : n->size;
+            if (offset + len > end)  /* what a partial copy left behind the end */
+                memset(n->heap + end, 0, offset + len - end);
+            if (!got)
+                return -EFAULT;
+            done = (int64_t)got;
+        }
     } else {
         struct iovec iov = {guest_range(vfs->vm, gva, len), len};
         if (!iov.iov_base)

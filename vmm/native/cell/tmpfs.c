@@ -268,6 +268,8 @@ int tmpfs_create(struct tmpfs *fs, struct tnode *dir, const char *name, uint32_t
     if (entry_find(fs, dir, name, strlen(name)))
         return -EEXIST;
     int r = dir_may(dir);
+    if (S_ISDIR(mode))
+        mode |= dir->mode & S_ISGID;
     if (!r)
         r = node_charged(fs, mode, target, &n);
     if (r < 0)
@@ -417,7 +419,11 @@ int tmpfs_rename(struct tmpfs *fs, struct tnode *from, const char *name, struct 
         return 0;
     if ((r = dir_may(from)) < 0 || (r = dir_may(to)) < 0)
         return r;
+    /* A directory that gets another parent is written to: its `..` */
+    int written = from != to && S_ISDIR(e->node->mode) && tmpfs_may(e->node, W_OK);
     if (flags & RENAME_EXCHANGE) {
+        if (written || (from != to && S_ISDIR(f->node->mode) && tmpfs_may(f->node, W_OK)))
+            return -EACCES;
         struct tnode *n = e->node;
         e->node = f->node;
         f->node = n;
@@ -431,6 +437,8 @@ int tmpfs_rename(struct tmpfs *fs, struct tnode *from, const char *name, struct 
         return -EISDIR;
     if (f && !S_ISDIR(f->node->mode) && S_ISDIR(e->node->mode))
         return -ENOTDIR;
+    if (written)
+        return -EACCES;
     if (f && S_ISDIR(f->node->mode) && f->node->count)
         return -ENOTEMPTY;
     struct tnode *n = e->node;

@@ -1,0 +1,470 @@
+"""System calls about files with good and bad arguments, each by its number: run natively and in a VM, in a directory of its own below
+the one that is named, it prints the same: result or errno, and what became of the tree."""
+
+from __future__ import annotations
+
+# The calls below pathlib are what is tested.
+# ruff: noqa
+import ctypes
+import errno
+import fcntl
+import os
+import shutil
+import socket
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+LIBC.syscall.restype = ctypes.c_long
+LIBC.mmap.restype = ctypes.c_void_p
+LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+NR = {
+    "read": 0, "write": 1, "open": 2, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "lseek": 8, "mmap": 9, "pread64": 17, "pwrite64": 18,
+    "readv": 19, "writev": 20, "access": 21, "dup": 32, "dup2": 33, "sendfile": 40, "fcntl": 72, "flock": 73, "fsync": 74, "fdatasync": 75,
+    "truncate": 76, "ftruncate": 77, "getcwd": 79, "chdir": 80, "fchdir": 81, "rename": 82, "mkdir": 83, "rmdir": 84, "creat": 85, "link": 86,
+    "unlink": 87, "symlink": 88, "readlink": 89, "chmod": 90, "fchmod": 91, "chown": 92, "fchown": 93, "lchown": 94, "utime": 132, "mknod": 133,
+    "statfs": 137, "fstatfs": 138, "getxattr": 191, "fgetxattr": 193, "listxattr": 194, "getdents64": 217, "fadvise64": 221, "utimes": 235,
+    "openat": 257, "mkdirat": 258, "mknodat": 259, "fchownat": 260, "futimesat": 261, "newfstatat": 262, "unlinkat": 263, "renameat": 264,
+    "linkat": 265, "symlinkat": 266, "readlinkat": 267, "fchmodat": 268, "faccessat": 269, "sync_file_range": 277, "utimensat": 280,
+    "fallocate": 285, "dup3": 292, "preadv": 295, "pwritev": 296, "syncfs": 306, "renameat2": 316, "memfd_create": 319, "preadv2": 327,
+    "pwritev2": 328, "statx": 332, "openat2": 437, "faccessat2": 439,
+}  # fmt: skip
+CWD = -100
+NOBODY = 12345
+
+out: list[str] = []
+MEMORY = ctypes.create_string_buffer(1 << 16)
+NOTHING = LIBC.mmap(None, 4096, 0, 0x22, -1, 0)  # PROT_NONE
+FIXED = LIBC.mmap(None, 4096, 1, 0x22, -1, 0)  # PROT_READ
+BAD = {"null": 0, "low": 8, "kernel": -4096, "none": NOTHING}
+
+Argument = int | bytes
+
+
+def call(name: str, *arguments: Argument) -> int:
+    """Result, or -errno."""
+    passed = [ctypes.c_char_p(a) if isinstance(a, bytes) else ctypes.c_long(a) for a in arguments]
+    result = int(LIBC.syscall(ctypes.c_long(NR[name]), *passed))
+    return -ctypes.get_errno() if result < 0 else result
+
+
+def word(result: int) -> str:
+    return errno.errorcode.get(-result, str(result)) if result < 0 else str(result)
+
+
+def say(*words: object) -> None:
+    out.append(" ".join(map(str, words)))
+
+
+def buffer() -> int:
+    return ctypes.addressof(MEMORY)
+
+
+def tree() -> Iterator[str]:
+    for name in sorted(os.listdir(b".")):
+        yield from branch(name)
+
+
+def branch(path: bytes) -> Iterator[str]:
+    st = os.lstat(path)
+    what = [os.fsdecode(path)[:20], oct(st.st_mode), st.st_nlink if not stat.S_ISDIR(st.st_mode) else ""]
+    if stat.S_ISLNK(st.st_mode):
+        what.append(os.fsdecode(os.readlink(path)[:20]))
+    elif stat.S_ISREG(st.st_mode):
+        what.append(st.st_size)
+    yield ",".join(map(str, what))
+    if stat.S_ISDIR(st.st_mode) and st.st_mode & 0o500 == 0o500:
+        for name in sorted(os.listdir(path)):
+            yield from branch(path + b"/" + name)
+
+
+def plant() -> None:
+    for name in os.listdir("."):
+        if os.path.isdir(name) and not os.path.islink(name):
+            os.chmod(name, 0o700)
+            for below, directories, _ in os.walk(name):
+                for directory in directories:
+                    os.chmod(os.path.join(below, directory), 0o700)
+            shutil.rmtree(name)
+        else:
+            os.unlink(name)
+    for name in ("d", "empty", "shut", "d/sub"):
+        os.mkdir(name)
+    for name in ("f", "g", "d/in", "shut/x"):
+        with open(name, "wb") as file:
+            file.write(b"0123456789")
+    os.symlink("f", "l")
+    os.symlink("nowhere", "dangling")
+    os.symlink("loop", "loop")
+    os.symlink("d", "ld")
+    os.chmod("g", 0)
+    os.chmod("shut", 0)
+
+
+PATHS = [
+    b"f", b"g", b"d", b"empty", b"l", b"dangling", b"loop", b"loop/x", b"ld", b"ld/in", b"f/x", b"f/", b"d/", b"l/", b"ld/", b"nope", b"nope/x",
+    b"nope/", b"dangling/", b"d/.", b"d/..", b".", b"..", b"shut/x", b"shut", b"d/in", b"d/nope", b"", b"n" * 255, b"n" * 256,
+    b"d/" * 2047 + b"x", b"d/" * 2047 + b"xy", b"./" * 2047 + b"f",
+]  # fmt: skip
+
+O = (
+    os.O_RDONLY,
+    os.O_WRONLY,
+    os.O_RDWR,
+    os.O_CREAT | os.O_RDWR,
+    os.O_CREAT | os.O_EXCL | os.O_RDWR,
+    os.O_TRUNC | os.O_WRONLY,
+    os.O_DIRECTORY,
+)
+FLAGS = [
+    *O, os.O_NOFOLLOW, os.O_NOFOLLOW | os.O_DIRECTORY, os.O_PATH, os.O_PATH | os.O_NOFOLLOW, os.O_PATH | os.O_DIRECTORY, os.O_TMPFILE | os.O_RDWR,
+    os.O_TMPFILE, os.O_TRUNC, os.O_CREAT, os.O_CREAT | os.O_NOFOLLOW, os.O_APPEND | os.O_WRONLY, os.O_DIRECTORY | os.O_RDWR,
+    os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, os.O_TMPFILE | os.O_RDWR | os.O_EXCL,
+]  # fmt: skip
+T = (ctypes.c_long * 4)(1, 2, 3, 4)
+BAD_T = (ctypes.c_long * 4)(1, 2_000_000_000, 3, 4)
+
+ON_PATHS: dict[str, Callable[[bytes], int]] = {
+    **{f"open {flags:#o}": lambda p, flags=flags: opened("open", p, flags, 0o640) for flags in FLAGS},  # type: ignore[misc]
+    "creat": lambda p: opened("creat", p, 0o600),
+    **{f"{name}": lambda p, name=name: call(name, p, buffer()) for name in ("stat", "lstat", "statfs")},  # type: ignore[misc]
+    **{f"access {mode}": lambda p, mode=mode: call("access", p, mode) for mode in (0, 1, 2, 4, 6, 7, 8)},  # type: ignore[misc]
+    **{f"readlink {n}": lambda p, n=n: call("readlink", p, buffer(), n) for n in (100, 1, 0, -1)},  # type: ignore[misc]
+    **{name: lambda p, name=name: call(name, p) for name in ("unlink", "rmdir")},  # type: ignore[misc]
+    "mkdir": lambda p: call("mkdir", p, 0o751),
+    "chmod": lambda p: call("chmod", p, 0o7711),
+    "chown self": lambda p: call("chown", p, os.getuid(), os.getgid()),
+    "chown none": lambda p: call("chown", p, -1, -1),
+    "chown other": lambda p: call("chown", p, NOBODY, -1),
+    "lchown other": lambda p: call("lchown", p, -1, NOBODY),
+    **{f"truncate {n}": lambda p, n=n: call("truncate", p, n) for n in (3, 20, 0, -1)},  # type: ignore[misc]
+    "chdir": lambda p: back(call("chdir", p)),
+    "mknod file": lambda p: call("mknod", p, stat.S_IFREG | 0o640, 0),
+    "mknod 0": lambda p: call("mknod", p, 0o666, 0),
+    "mknod socket": lambda p: call("mknod", p, stat.S_IFSOCK | 0o640, 0),
+    "mknod device": lambda p: call("mknod", p, stat.S_IFCHR | 0o640, 0x103) if p == b"new" else 0,
+    "utimensat": lambda p: call("utimensat", CWD, p, ctypes.addressof(T), 0),
+    "utimensat now": lambda p: call("utimensat", CWD, p, 0, 0),
+    "utimensat link": lambda p: call("utimensat", CWD, p, ctypes.addressof(T), 0x100),
+    "utimensat bad": lambda p: call("utimensat", CWD, p, ctypes.addressof(BAD_T), 0),
+    "utimensat flags": lambda p: call("utimensat", CWD, p, 0, 0x200),
+    "utimes": lambda p: call("utimes", p, ctypes.addressof(T)),
+    "utimes bad": lambda p: call("utimes", p, ctypes.addressof(BAD_T)),
+    "utime": lambda p: call("utime", p, ctypes.addressof(T)),
+    "faccessat2 link": lambda p: call("faccessat2", CWD, p, 4, 0x100),
+    "faccessat2 flags": lambda p: call("faccessat2", CWD, p, 4, 0x400),
+    "newfstatat flags": lambda p: call("newfstatat", CWD, p, buffer(), 0x80000),
+    "newfstatat empty": lambda p: call("newfstatat", CWD, p, buffer(), 0x1000),
+    "statx": lambda p: call("statx", CWD, p, 0, 0x7FF, buffer()),
+    "statx link": lambda p: call("statx", CWD, p, 0x100, 0x7FF, buffer()),
+    "statx flags": lambda p: call("statx", CWD, p, 0x8, 0x7FF, buffer()),
+    "unlinkat flags": lambda p: call("unlinkat", CWD, p, 0x100),
+    "fchownat flags": lambda p: call("fchownat", CWD, p, -1, -1, 0x80),
+    "getxattr": lambda p: call("getxattr", p, b"user.x", buffer(), 10) if call("getxattr", p, b"user.x", buffer(), 10) not in (-61, -95) else 0,
+    "symlink": lambda p: call("symlink", b"to", p),
+    "symlink from": lambda p: call("symlink", p, b"made"),
+}  # fmt: skip
+
+
+def opened(name: str, *arguments: Argument) -> int:
+    """Closed again; 0 for a descriptor."""
+    fd = call(name, *arguments)
+    if fd < 0:
+        return fd
+    call("close", fd)
+    return 0
+
+
+def back(result: int) -> int:
+    os.chdir(HOME)
+    return result
+
+
+def short(path: bytes) -> str:
+    return os.fsdecode(path if len(path) < 40 else path[:6] + b"*%d" % len(path))
+
+
+def changing(words: list[object], do: Callable[[], int]) -> None:
+    before = list(tree())
+    result = do()
+    after = list(tree())
+    say(*words, "=", word(result), *sorted(set(before) ^ set(after)))
+    if before != after:
+        plant()
+
+
+def on_paths() -> None:
+    plant()
+    for name, do in ON_PATHS.items():
+        for path in PATHS:
+            changing([name, short(path)], lambda do=do, path=path: do(path))  # type: ignore[misc]
+
+
+def on_pairs() -> None:
+    paths = [path for path in PATHS if len(path) < 256]
+    for name, flags in (
+        ("rename", 0),
+        ("renameat2", 1),
+        ("renameat2", 2),
+        ("renameat2", 3),
+        ("renameat2", 8),
+        ("link", 0),
+        ("linkat", 0x400),
+    ):
+        for source in paths:
+            for target in paths:
+                if name != "rename" and (source not in PATHS[::2] or target not in PATHS[::3]):
+                    continue
+                if flags == 0:
+                    changing([name, short(source), short(target)], lambda s=source, t=target, n=name: call(n, s, t))  # type: ignore[misc]
+                else:
+                    changing([name, flags, short(source), short(target)],
+                             lambda s=source, t=target, n=name, f=flags: call(n, CWD, s, CWD, t, f))  # type: ignore[misc]  # fmt: skip
+
+
+def descriptors() -> dict[str, int]:
+    plant()
+    pipe = os.pipe()
+    ends = socket.socketpair()
+    found = {
+        "reading": os.open("f", os.O_RDONLY), "writing": os.open("f", os.O_WRONLY), "both": os.open("f", os.O_RDWR),
+        "appending": os.open("f", os.O_RDWR | os.O_APPEND), "path": os.open("f", os.O_PATH), "directory": os.open("d", os.O_RDONLY),
+        "directory path": os.open("d", os.O_PATH), "pipe out": pipe[0], "pipe in": pipe[1], "socket": ends[0].detach(),
+        "null": os.open("/dev/null", os.O_RDWR), "event": os.eventfd(3), "memory": os.memfd_create("m"), "gone": os.open("g2", os.O_RDWR | os.O_CREAT),
+        "unnamed": os.open(".", os.O_TMPFILE | os.O_RDWR, 0o600), "closed": 700, "none": -1, "huge": 1 << 40 | 900,
+    }  # fmt: skip
+    ends[1].detach()
+    os.unlink("g2")
+    for kind in ("memory", "gone", "unnamed"):
+        os.pwrite(found[kind], b"9876543210", 0)
+    return found
+
+
+def flock(kind: int, whence: int = 0, start: int = 0, length: int = 0) -> int:
+    struct = (ctypes.c_short * 16)(kind, whence)
+    ctypes.memmove(ctypes.addressof(struct) + 8, (ctypes.c_long * 2)(start, length), 16)
+    KEPT.append(struct)
+    return ctypes.addressof(struct)
+
+
+def vector(*pieces: tuple[int, int]) -> int:
+    struct = (ctypes.c_long * (2 * len(pieces)))(*(word for piece in pieces for word in piece))
+    KEPT.append(struct)
+    return ctypes.addressof(struct)
+
+
+KEPT: list[object] = []
+# No two kernels agree on them, or nobody asks: where a directory's end is, what an eventfd does with a place or an owner, which of two
+# reasons comes first: for not mapping a pipe, of a bad place, of flags.
+UNLIKE = {("directory", "lseek"), ("event", "lseek"), ("event", "fchown"), ("event", "utimensat"), ("event", "fstatfs"), ("pipe in", "mmap"),
+          ("pipe out", "mmap")}  # fmt: skip
+BIG = 1 << 62
+
+
+def on_descriptors() -> None:
+    at = buffer()
+    iov = vector((at, 3), (at + 10, 4))
+    calls: dict[str, Callable[[int], int]] = {
+        "pwrite": lambda f: call("pwrite64", f, b"abc", 3, 2), "pwrite neg": lambda f: call("pwrite64", f, b"abc", 3, -5),
+        "pread": lambda f: call("pread64", f, at, 4, 1), "pread neg": lambda f: call("pread64", f, at, 4, -1),
+        "pread far": lambda f: call("pread64", f, at, 4, BIG),
+        "pwrite 0": lambda f: call("pwrite64", f, at, 0, 0),
+        **{f"lseek {o} {w}": lambda f, o=o, w=w: call("lseek", f, o, w) for o in (0, 4, -1, -100, BIG) for w in (0, 1, 2)},  # type: ignore[misc]
+        "lseek 9": lambda f: call("lseek", f, 0, 9), "lseek back": lambda f: call("lseek", f, 0, 0),
+        "preadv": lambda f: call("preadv", f, iov, 2, 0, 0), "pwritev": lambda f: call("pwritev", f, iov, 2, 0, 0),
+        "preadv neg": lambda f: call("preadv", f, iov, 2, -2, -1), "preadv many": lambda f: call("preadv", f, iov, 1025, 0, 0),
+        "preadv minus": lambda f: call("preadv", f, vector((at, -1)), 1, 0, 0), "preadv none": lambda f: call("preadv", f, iov, 0, 0, 0),
+        "preadv2 flags": lambda f: call("preadv2", f, iov, 2, 0, 0, 0x4000), "pwritev2 flags": lambda f: call("pwritev2", f, iov, 2, 0, 0, 0x4000),
+        **{f"ftruncate {n}": lambda f, n=n: call("ftruncate", f, n) for n in (12, 10, -1)},  # type: ignore[misc]
+        "fsync": lambda f: call("fsync", f), "fdatasync": lambda f: call("fdatasync", f), "syncfs": lambda f: call("syncfs", f),
+        "fstat": lambda f: call("fstat", f, at), "fstatfs": lambda f: call("fstatfs", f, at),
+        "fchown none": lambda f: call("fchown", f, -1, -1),
+        "utimensat": lambda f: call("utimensat", f, 0, 0, 0), "utimensat flags": lambda f: call("utimensat", f, 0, 0, 0x100),
+        **{f"fadvise {n} {a}": lambda f, n=n, a=a: call("fadvise64", f, 0, n, a) for n in (0, -1) for a in (0, 5, 9)},  # type: ignore[misc]
+        **{f"flock {o}": lambda f, o=o: call("flock", f, o) for o in (5, 6, 8, 4, 0, 3, 7)},  # type: ignore[misc]
+        **{f"fallocate {m} {o} {n}": lambda f, m=m, o=o, n=n: call("fallocate", f, m, o, n)  # type: ignore[misc]
+           for m, o, n in ((0, 0, 5), (1, 0, 5), (2, 0, 5), (3, 0, 0), (0, -1, 5), (0, 0, 0), (0, 5, -1), (64, 0, 5), (0, BIG, BIG), (0, BIG * 2 - 1, 5))},
+        "getdents small": lambda f: call("getdents64", f, at, 1), "fchdir": lambda f: back(call("fchdir", f)),
+        **{f"fcntl {c}": lambda f, c=c: call("fcntl", f, c, 0) for c in (1, 3, 777)},  # type: ignore[misc]
+        "dupfd bad": lambda f: call("fcntl", f, 0, -1), "dup2 bad": lambda f: call("dup2", f, -1), "dup3 same": lambda f: call("dup3", f, f, 0),
+        "dup3 flags": lambda f: call("dup3", f, 650, 0x10),
+        **{f"lock {c} {k}": lambda f, c=c, k=k: call("fcntl", f, c, flock(k)) for c in (5, 6, 36, 37) for k in (0, 1, 2, 7)},  # type: ignore[misc]
+        "lock whence": lambda f: call("fcntl", f, 6, flock(2, 9)), "lock pointer": lambda f: call("fcntl", f, 6, 8),
+        "openat": lambda f: opened("openat", f, b"in", 0, 0), "openat absolute": lambda f: opened("openat", f, b"/dev/null", 0, 0),
+        "mkdirat": lambda f: call("mkdirat", f, b"sub", 0o700), "unlinkat": lambda f: call("unlinkat", f, b"nope", 0),
+        "fstatat": lambda f: call("newfstatat", f, b"in", at, 0), "fstatat empty": lambda f: call("newfstatat", f, b"", at, 0x1000),
+        "fstatat none": lambda f: call("newfstatat", f, b"", at, 0), "statx empty": lambda f: call("statx", f, b"", 0x1000, 0x7FF, at),
+        "readlinkat empty": lambda f: call("readlinkat", f, b"", at, 50), "faccessat": lambda f: call("faccessat", f, b"in", 0),
+        "renameat": lambda f: call("renameat", f, b"nope", f, b"other"), "symlinkat": lambda f: call("symlinkat", b"x", f, b"sub"),
+        "linkat": lambda f: call("linkat", f, b"nope", f, b"other", 0), "fchmodat": lambda f: call("fchmodat", f, b"in", 0o600),
+        "mmap": lambda f: min(call("mmap", 0, 4096, 1, 2, f, 0), 0), "mmap shared": lambda f: min(call("mmap", 0, 4096, 3, 1, f, 0), 0),
+        "mmap odd": lambda f: min(call("mmap", 0, 4096, 1, 2, f, 100), 0),
+        "openat2 size": lambda f: call("openat2", f, b"in", at, 8), "fgetxattr": lambda f: min(call("fgetxattr", f, 8, at, 5), 0),
+    }  # fmt: skip
+    for kind, fd in descriptors().items():
+        for name, do in calls.items():
+            if (
+                (kind, name.split()[0]) in UNLIKE
+                or ((fd == -1 or fd > 600) and " neg" in name)
+                or (kind != "both" and "v2 flags" in name)
+            ):
+                continue
+            ctypes.memset(at, 0, 64)
+            say(kind, name, "=", word(do(fd)), MEMORY.raw[:14] if name.startswith(("pread", "preadv")) else "")
+    for name in ("memory", "unnamed"):
+        say(name, "fresh")
+    streams()
+
+
+def streams() -> None:
+    """What is read and written without a place; nothing here waits."""
+    at = buffer()
+    for kind, fd in descriptors().items():
+        if kind not in ("pipe out", "socket", "event"):
+            ctypes.memset(at, 0, 64)
+            say(kind, "read", word(call("read", fd, at, 4)), MEMORY.raw[:6], "write", word(call("write", fd, b"xy", 2)))
+            say(
+                kind,
+                "readv",
+                word(call("readv", fd, vector((at, 2), (at, 3)), 2)),
+                "writev",
+                word(call("writev", fd, vector((at, 2)), 1)),
+            )
+            say(kind, "at", word(call("lseek", fd, 0, 1)))
+
+
+def bad_pointers() -> None:
+    plant()
+    fd = os.open("f", os.O_RDWR)
+    directory = os.open("d", os.O_RDONLY)
+    for label, p in BAD.items():
+        for name, arguments in {
+            "open": (p, 0, 0), "creat": (p, 0), "stat": (p, buffer()), "access": (p, 0), "mkdir": (p, 0), "unlink": (p,), "rmdir": (p,),
+            "rename": (p, b"x"), "link": (p, b"x"), "symlink": (p, b"x"), "readlink": (p, buffer(), 9), "chmod": (p, 0), "chown": (p, -1, -1),
+            "truncate": (p, 0), "statfs": (p, buffer()), "chdir": (p,), "mknod": (p, 0o600, 0), "utime": (p, 0), "getxattr": (p, b"user.x", 0, 0),
+            "read": (fd, p, 5), "write": (fd, p, 5), "pread64": (fd, p, 5, 0), "pwrite64": (fd, p, 5, 0), "readv": (fd, p, 1), "writev": (fd, p, 1),
+            "fstat": (fd, p), "fstatfs": (fd, p), "getdents64": (directory, p, 100), "getcwd": (p, 200), "memfd_create": (p, 0),
+            "openat2": (CWD, b"f", p, 24), "listxattr": (p, 0, 0),
+        }.items():  # fmt: skip
+            say(label, name, word(call(name, *arguments)))
+        for name, arguments in {
+            "stat": (b"f", p), "lstat": (b"l", p), "statfs": (b"f", p), "readlink": (b"l", p, 9), "rename": (b"f", p), "link": (b"f", p),
+            "symlink": (b"f", p), "newfstatat": (CWD, b"f", p, 0), "statx": (CWD, b"f", 0, 0x7FF, p), "fcntl": (fd, 5, p),
+            "preadv": (fd, vector((p, 4)), 1, 0, 0), "pwritev": (fd, vector((p, 4)), 1, 0, 0),
+        }.items():  # fmt: skip
+            say(label, "second", name, word(call(name, *arguments)))
+        if p:
+            say(label, "times", word(call("utimensat", CWD, b"f", p, 0)), word(call("utimes", b"f", p)))
+    for name, arguments in {
+        "read": (fd, FIXED, 5), "pread64": (fd, FIXED, 5, 0), "stat": (b"f", FIXED), "fstat": (fd, FIXED), "readlink": (b"l", FIXED, 9),
+        "getcwd": (FIXED, 200), "statfs": (b"f", FIXED), "getdents64": (directory, FIXED, 100),
+    }.items():  # fmt: skip
+        say("fixed", name, word(call(name, *arguments)))
+    say(
+        "getcwd",
+        word(call("getcwd", buffer(), 1)),
+        word(call("getcwd", buffer(), 0)),
+        call("getcwd", buffer(), 300) == len(HOME) + 1,
+    )
+    say(
+        "memfd",
+        word(call("memfd_create", b"m" * 250, 0)),
+        word(call("memfd_create", b"m", 0x8000)),
+        word(call("memfd_create", b"m", 0) > 0),
+    )
+
+
+def partly() -> None:
+    """A piece that ends where memory ends, vectors with holes in them."""
+    plant()
+    edge = LIBC.mmap(None, 8192, 3, 0x22, -1, 0)
+    LIBC.mprotect(ctypes.c_void_p(edge + 4096), 4096, 0)
+    with open("long", "wb") as file:
+        file.write(bytes(range(256)) * 64)
+    fd = os.open("long", os.O_RDWR)
+    for name in ("pread64", "pwrite64"):
+        for room in (1, 100, 4096):
+            result = call(name, fd, edge + 4096 - room, 8192, 0)
+            say(name, room, word(result) if result < 0 or name == "pread64" else "some" if result else 0)
+    at = buffer()
+    say("readv hole", word(call("preadv", fd, vector((at, 10), (8, 10), (at, 10)), 3, 0, 0)))
+    say("writev hole", word(call("pwritev", fd, vector((at, 10), (8, 10), (at, 10)), 3, 0, 0)))
+    say("path at the edge", word(opened("open", edge + 4096 - 5, 0, 0)))
+
+
+def offsets() -> None:
+    """What descriptors of one description share, and others do not; appends."""
+    plant()
+    a = os.open("f", os.O_RDWR)
+    b = os.dup(a)
+    c = os.open("f", os.O_RDWR | os.O_APPEND)
+    again = os.open(f"/proc/self/fd/{a}", os.O_RDONLY)
+    say(os.read(a, 3), os.read(b, 3), os.read(c, 2), os.read(again, 4), os.lseek(b, 0, 1))
+    say(os.write(c, b"END"), os.lseek(c, 0, 1), os.lseek(a, 0, 1), os.pwrite(c, b"!", 0), os.fstat(a).st_size)
+    os.ftruncate(a, 2)
+    say(os.read(b, 9), os.lseek(b, 0, 1), os.write(b, b"far"), os.pread(a, 30, 0))
+    fcntl.fcntl(b, fcntl.F_SETFL, fcntl.fcntl(b, fcntl.F_GETFL) | os.O_APPEND)
+    say(os.lseek(a, 0, 0), os.write(a, b"tail"), os.pread(c, 30, 0), os.fstat(c).st_size, oct(fcntl.fcntl(a, fcntl.F_GETFL)))
+    os.unlink("f")
+    say(
+        os.fstat(a).st_nlink,
+        os.readlink(f"/proc/self/fd/{a}").endswith("/f (deleted)"),
+        len(os.read(os.open(f"/proc/self/fd/{a}", 0), 99)),
+    )
+    m = os.memfd_create("some")
+    say(os.write(m, b"memory"), os.readlink(f"/proc/self/fd/{m}"), oct(os.fstat(m).st_mode), os.fstat(m).st_nlink)
+    say(sorted(int(name) for name in os.listdir("/proc/self/fd") if int(name) in (a, b, c, m)) == sorted((a, b, c, m)))
+    r, w = os.pipe()
+    say(os.readlink(f"/proc/self/fd/{r}").startswith("pipe:["), stat.S_ISFIFO(os.stat(f"/proc/self/fd/{w}").st_mode))
+    os.close(w)
+    say(os.path.exists(f"/proc/self/fd/{w}"), os.path.lexists(f"/proc/self/fd/{r}"), os.access(f"/proc/self/fd/{a}", os.F_OK))
+
+
+def listings() -> None:
+    """Directories that change while they are read, and many names."""
+    plant()
+    for i in range(3000):
+        os.close(os.open(f"d/name-{i:05}", os.O_CREAT | os.O_WRONLY))
+    seen = []
+    with os.scandir("d") as entries:
+        for entry in entries:
+            seen.append(entry.name)
+            if entry.name[-1] in "258":
+                os.unlink(f"d/{entry.name}")
+    say(
+        len(seen), len(set(seen)), len(os.listdir("d")), len(os.listdir("d")) == len({entry.inode() for entry in os.scandir("d")})
+    )
+    fd = os.open("empty", os.O_RDONLY)
+    say(os.listdir(fd), os.close(os.open("empty/x", os.O_CREAT)), os.listdir(fd), call("lseek", fd, 0, 0), os.listdir(fd))
+    os.unlink("empty/x")
+    os.rmdir("empty")
+    say(os.listdir(fd), word(opened("openat", fd, b"y", os.O_CREAT | os.O_WRONLY, 0o600)), os.fstat(fd).st_nlink)
+
+
+def run(directory: str) -> None:
+    global HOME
+    os.umask(0o027)
+    HOME = tempfile.mkdtemp(prefix="calls", dir=directory)
+    if os.getuid() == 0:  # natively by root: as an ordinary user, whom permissions stop
+        os.chown(HOME, 1000, 1000)
+        os.setgroups([])
+        os.setresgid(1000, 1000, 1000)
+        os.setresuid(1000, 1000, 1000)
+    top, HOME = HOME, HOME + "/home"
+    os.mkdir(HOME)
+    os.chdir(HOME)
+    for part in (on_paths, on_pairs, on_descriptors, bad_pointers, partly, offsets, listings):
+        say("#", part.__name__)
+        part()
+    plant()
+    os.chmod("shut", 0o700)
+    os.chdir("/")
+    shutil.rmtree(top)
+    print("\n".join(out))
+
+
+HOME = ""
+if __name__ == "__main__":
+    run(sys.argv[1])
