@@ -373,12 +373,15 @@ void sock_close(struct file *f)
         chan_reset(n->s.rx, ECONNRESET);
         fput(&n->s.f, 0);
     }
+    if (s->frx)
+        flow_leave(s->frx, s->ftx);
+    struct opt *linger = sock_opt(s, OPT(SOL_SOCKET, SO_LINGER));
+    if (linger && linger->data[0] == 1 && s->domain != AF_UNIX && s->s.rx && !s->s.rx->flow)
+        chan_reset(s->s.rx, ECONNRESET);     /* on, for no time: what is under way is dropped, and the other side is told */
     while (s->opts) {
         struct opt *o = s->opts;
         s->opts = o->next;
         kfree(o);
     }
-    if (s->frx)
-        flow_leave(s->frx, s->ftx);
     stream_close(f);
 }

@@ -1,7 +1,12 @@
 /* What sockets send and receive; their poll. */
 #include "io.h"
 
-/* ---- datagrams: frames of struct afw_dgram + payload ---- */
+/* ---- datagrams: frames of struct afw_dgram + payload; between unix sockets with the sender's name (h.port bytes) before that ---- */
+struct frame {
+    struct afw_dgram h;
+    u8 name[sizeof(struct addr)];
+};
+
 /* The frame to read next: its chan and its head, or 0. Errors on the way to it become the socket's, if it is connected (as Linux
  * has it, others are not told). */
 static struct chan *next_frame(struct sock *s, struct afw_dgram *h)
@@ -26,24 +31,30 @@ static struct chan *next_frame(struct sock *s, struct afw_dgram *h)
 static s64 dgram_recv(struct sock *s, struct io *io, u32 msg, struct addr *from, u32 *out_flags)
 {
     u64 deadline = sock_deadline(s, SO_RCVTIMEO);
-    struct afw_dgram h;
+    struct frame f;
     struct chan *c;
-    while (!(c = next_frame(s, &h)) || (s->error && s->type == SOCK_DGRAM)) {
+    from->len = 0;
+    while (!(c = next_frame(s, &f.h)) || (s->error && s->type == SOCK_DGRAM)) {
         sock_error(s);
         if (s->shut & 1 || (s->type != SOCK_DGRAM && chan_eof(s->s.rx)))
             return 0;
         file_wait(s, msg, deadline);
     }
-    u32 n = min64(h.len, io->left);
-    pass_receive(c, io, FRAME + h.len, msg);
-    chan_copy(c, *c->tail + FRAME, io, n, 1);
+    u32 n = min64(f.h.len, io->left), head = FRAME;
+    from->port = f.h.port;
+    addr_set(from, f.h.family != AF_INET6, f.h.addr);
+    if (s->domain == AF_UNIX) {
+        head += from->len = f.h.port;
+        chan_raw(c, &f, head, 1);
+        memcpy(from->b, f.name, from->len);
+    }
+    pass_receive(c, io, head + f.h.len, msg);
+    chan_copy(c, *c->tail + head, io, n, 1);
     if (!(msg & MSG_PEEK))
-        chan_consume(c, FRAME + h.len);
-    from->port = h.port;
-    addr_set(from, h.family != AF_INET6, h.addr);
-    if (n < h.len)
+        chan_consume(c, head + f.h.len);
+    if (n < f.h.len)
         *out_flags = MSG_TRUNC;
-    return msg & MSG_TRUNC ? h.len : n;
+    return msg & MSG_TRUNC ? f.h.len : n;
 }
 
 /* The chan for a datagram to `to` (0: the peer); 0: it gets lost. *show: the address it carries. */
@@ -80,11 +91,11 @@ static struct chan *receiver(struct sock *s, const struct addr *to, struct addr 
 
 static s64 dgram_send(struct sock *s, struct io *io, u32 msg, const struct addr *to)
 {
-    struct afw_dgram h = {.len = io->left};
+    struct frame f = {.h.len = io->left};
     struct addr show = {0};
-    u64 n = io->left, deadline = sock_deadline(s, SO_SNDTIMEO);
+    u64 n = io->left, deadline = sock_deadline(s, SO_SNDTIMEO), name = s->domain == AF_UNIX ? s->local.len : 0;
     struct chan *c;
-    if (n > 65507)
+    if (n > 65507 - name)
         return -EMSGSIZE;
     if (s->shut & 2)
         return -EPIPE;
@@ -95,7 +106,7 @@ static s64 dgram_send(struct sock *s, struct io *io, u32 msg, const struct addr 
         c = receiver(s, to, &show);
         if (c && c->dead)
             return s->type == SOCK_DGRAM && !c->reader ? -ECONNREFUSED : -EPIPE;
-        if (c && chan_room(c) >= FRAME + n)
+        if (c && chan_room(c) >= FRAME + name + n)
             break;
         if (!c || (c->writer != &s->s.f && s->domain != AF_UNIX))
             return n;                /* UDP: lost */
@@ -103,15 +114,17 @@ static s64 dgram_send(struct sock *s, struct io *io, u32 msg, const struct addr 
     }
     u32 size;
     void *ip = addr_ip(&show, &size);
-    h.port = show.port;
-    h.family = size == 4 ? AF_INET : AF_INET6;
-    memcpy(h.addr, ip, size);
-    chan_fit(c, FRAME + n);
-    chan_raw(c, &h, FRAME, 0);
-    chan_copy(c, *c->head + FRAME, io, n, 0);
+    f.h.port = show.port + name;     /* one of them is 0 */
+    f.h.family = size == 4 ? AF_INET : AF_INET6;
+    memcpy(f.h.addr, ip, size);
+    memcpy(f.name, s->local.b, name);
+    name += FRAME;
+    chan_fit(c, name + n);
+    chan_raw(c, &f, name, 0);
+    chan_copy(c, *c->head + name, io, n, 0);
     if (io->message)
         pass_send(c, io);
-    chan_produce(c, FRAME + n);
+    chan_produce(c, name + n);
     return n;
 }
 
@@ -210,7 +223,7 @@ const struct ops sock_ops = {
 static void name_out(struct sock *s, const struct addr *from, u64 user, u64 user_len)
 {
     int none = 0;
-    if (s->type == SOCK_DGRAM && s->domain != AF_UNIX)
+    if (s->type == SOCK_DGRAM && (s->domain != AF_UNIX || from->len))
         addr_put(s->domain, from, user, user_len);
     else if (user)
         copy_out(user_len, &none, sizeof none);
