@@ -259,7 +259,9 @@ FD(sendfile)
         if (!n)
             break;
         io_kernel(&io, bytes, n);
-        o->ops->write(o, &io, 0, -1);
+        s64 r = o->ops->write(o, &io, 0, -1);
+        if (r < 0)
+            fail(r);
         PROGRESS = done += n;
         at += n;
         if (c)

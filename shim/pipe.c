@@ -139,10 +139,12 @@ s64 chan_read(struct file *f, struct io *io, u32 msg, s64 pos UNUSED)
     struct chan *c = s->rx;
     u64 deadline = sock_deadline(s->sock, SO_RCVTIMEO);
     s64 done = 0;
-    while (io->left) {
+    if (!s->sock && !io->left)
+        return 0;
+    do {
         int eof = stream_eof(s);     /* before the bytes: what came ahead of the end is read first */
-        u32 n = min64(chan_used(c), io->left);
-        if (n) {
+        u32 used = chan_used(c), n = min64(used, io->left);
+        if (used) {
             n = pass_receive(c, io, n, msg);
             chan_copy(c, *c->tail, io, n, 1);
             if (msg & MSG_PEEK)
@@ -158,7 +160,7 @@ s64 chan_read(struct file *f, struct io *io, u32 msg, s64 pos UNUSED)
                 break;
             file_wait(f, msg, deadline);
         }
-    }
+    } while (io->left);
     return done;
 }
 
@@ -169,13 +171,15 @@ s64 chan_write(struct file *f, struct io *io, u32 msg, s64 pos UNUSED)
     u64 deadline = sock_deadline(s->sock, SO_SNDTIMEO);
     u32 least = s->sock || io->left > PIPE_BUF ? 1 : io->left;    /* pipes: a small write is whole */
     s64 done = 0;
-    while (io->left) {
+    if (!s->sock && !io->left)
+        return 0;
+    do {
         u32 room = chan_room(c), n = min64(room, io->left);
         if (s->sock && s->sock->domain != AF_UNIX) {
             tell(s);
             if (c->dead && !c->eof) {
                 chan_reset(c, EPIPE);        /* TCP: only the answer to these bytes says that nobody is there */
-                return io->left;
+                return done + io->left;
             }
         }
         if (chan_broken(c))
@@ -189,7 +193,7 @@ s64 chan_write(struct file *f, struct io *io, u32 msg, s64 pos UNUSED)
             PROGRESS = done += n;
         } else
             file_wait(f, msg, deadline);
-    }
+    } while (io->left);
     return done;
 }
 
@@ -200,7 +204,7 @@ s64 chan_ioctl(struct file *f, u64 cmd, u64 arg)
     if (s->sock && s->sock->frx && !chan_used(c))
         c = s->sock->frx;
     u32 n = c ? chan_used(c) : 0;
-    if (n && s->sock && s->sock->type == SOCK_DGRAM) {
+    if (n && c->frames) {
         chan_raw(c, &n, 2, 1);       /* of the first one */
         n = (u16)n;
     }

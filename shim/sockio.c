@@ -256,7 +256,9 @@ SK(sendmsg) { return send_message(s, b, c); }
 SK(sendmmsg)
 {
     for (u32 i = 0; i < c;) {
-        u32 n = send_message(s, b, d);
+        s64 n = send_message(s, b, d);
+        if (n < 0)
+            fail(n);
         ((struct mmsghdr *)user_at(b, sizeof(struct mmsghdr), 1))->msg_len = n;
         b += sizeof(struct mmsghdr);
         PROGRESS = ++i;
@@ -293,7 +295,9 @@ SK(recvmsg) { return receive_message(s, b, c); }
 SK(recvmmsg)                         /* its time-out is looked at between messages only, in Linux too: it is left out */
 {
     for (u32 i = 0; i < c;) {
-        u32 n = receive_message(s, b, d);
+        s64 n = receive_message(s, b, d);
+        if (n < 0)
+            fail(n);
         ((struct mmsghdr *)user_at(b, sizeof(struct mmsghdr), 1))->msg_len = n;
         b += sizeof(struct mmsghdr);
         PROGRESS = ++i;
