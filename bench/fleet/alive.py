@@ -26,7 +26,7 @@ async def stdlib(world: World, book: Book, pool: Pool, agents: int, rate: float,
     ps = percentiles(sends)
     for key in ("t_connect", "t_wrap", "first_send", "resolve"):
         v = sorted(line[key] / 1e6 for line in found["lines"])
-        print(key, [round(v[int(len(v) * q)], 2) for q in (0, .1, .25, .5, .75)])
+        print(key, [round(v[int(len(v) * q)], 2) for q in (0, 0.1, 0.25, 0.5, 0.75)])
     book.row(
         f"connect to first send, {agents} agents, {rate:.0f} a second",
         "70 ms p50",

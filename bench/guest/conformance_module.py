@@ -73,21 +73,35 @@ class Report:
         return True
 
 
-def _has_children() -> bool:
-    """proc(5): /proc/PID/task/TID/children."""
+def _children() -> set[str]:
+    """Process ids; proc(5): /proc/PID/task/TID/children."""
+    found: set[str] = set()
     try:
         for task in os.listdir("/proc/self/task"):
             with open(f"/proc/self/task/{task}/children") as file:
-                if file.read(1):
-                    return True
+                found.update(file.read().split())
     except OSError:
         pass
-    return False
+    return found
 
 
-def _waited_for() -> tuple[float, ...]:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_minflt, used.ru_majflt, used.ru_utime, used.ru_stime
+class Processes:
+    """Whether child processes were begun, or waited for, since it was asked last. Those that live on are no matter of later
+    cases (multiprocessing's resource tracker)."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+        self._waited: tuple[float, ...] = ()
+        self.more()
+
+    def more(self) -> bool:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        waited = used.ru_minflt, used.ru_majflt, used.ru_utime, used.ru_stime
+        children = _children()
+        found = waited != self._waited or not children <= self._seen
+        self._waited = waited
+        self._seen = children
+        return found
 
 
 def _name(test: Any) -> str:
@@ -103,31 +117,31 @@ class Result(unittest.TestResult):
         self._case = ""
         self._told: tuple[str, str] | None = None
         self._since = 0.0
-        self._before = _waited_for()
-        self._parents: set[type] = set()
+        self._processes = Processes()
+        self._class: type | None = None
+        self._set_up_with = False
 
     def startTest(self, test: Any) -> None:
         super().startTest(test)
         self._case = self._names.get(id(test)) or _name(test)
         self._told = None
         self._report.tell("start", self._case)
-        if _waited_for() != self._before:  # in the set-up of its class
-            self._parents.add(type(test))
-            self._before = _waited_for()
+        between = self._processes.more()
+        if type(test) is not self._class:  # what came between was its class's set-up
+            self._class, self._set_up_with = type(test), between
         self._since = time.monotonic()
 
     def stopTest(self, test: Any) -> None:
         outcome, text = self._told or ("passed", "")
         seconds = round(time.monotonic() - self._since, 3)
-        waited, self._before = self._before, _waited_for()
-        children = waited != self._before or _has_children() or type(test) in self._parents
+        children = self._processes.more() or self._set_up_with
         self._report.tell("end", self._case, outcome, text, seconds, children)
         self._case = ""
         super().stopTest(test)
 
     def _heard(self, test: Any, outcome: str, text: str, worse: bool = False) -> None:
         if not self._case:  # a set-up or tear-down of a class or module
-            self._report.tell("end", _name(test), outcome, text, 0, _has_children())
+            self._report.tell("end", _name(test), outcome, text, 0, self._processes.more())
         elif self._told is None or worse:
             self._told = outcome, text
 

@@ -9,6 +9,8 @@ line asked for, acknowledge, run, and leave as CPython leaves, except that the i
 from __future__ import annotations
 
 INITIAL = dict(globals())  # what this Python puts into a script's __main__, and in which order
+if __name__ == "__main__":  # warnings' filters and sys._getframemodulename() must not take our frames for the program's
+    __name__ = "agentfw_bootstrap"
 
 import sys
 
@@ -146,7 +148,6 @@ def _new_main() -> types.ModuleType:
     namespace.pop("__file__", None)
     namespace.pop("__cached__", None)
     sys.modules["__main__"] = main
-    globals()["__name__"] = "agentfw_bootstrap"  # warnings' filters must not take our frames for the program's
     return main
 
 
@@ -415,11 +416,8 @@ def _no_process(*args: object, **kwargs: object) -> typing.NoReturn:
 
 def _one_process() -> None:
     """What cannot work says why, instead of the bare errno that the system call gives."""
-    for name in ("fork", "forkpty", "posix_spawn", "posix_spawnp", "execv", "execve"):
-        if hasattr(os, name):
-            setattr(os, name, _no_process)
-    for module in ("_posixsubprocess", "posix", "subprocess"):
-        for name in ("fork_exec", "_fork_exec", "fork", "posix_spawn"):
+    for module in ("os", "posix", "_posixsubprocess", "subprocess"):
+        for name in ("fork", "forkpty", "posix_spawn", "posix_spawnp", "execv", "execve", "fork_exec", "_fork_exec"):
             if hasattr(sys.modules.get(module), name):
                 setattr(sys.modules[module], name, _no_process)
 
@@ -543,5 +541,5 @@ def main() -> typing.NoReturn:
     _leave(status)
 
 
-if __name__ == "__main__":
+if INITIAL["__name__"] == "__main__":
     main()

@@ -46,6 +46,20 @@ class Sample(unittest.TestCase):
     def test_i_skipped_everywhere(self):
         self.skipTest("for the same reason")
 
+    def test_i_leaves_a_child(self):
+        type(self).child = subprocess.Popen(["/bin/sleep", "1000"])
+
+    def test_i_z_has_no_child_of_its_own(self):
+        self.assertFalse(VM)
+
+    def test_j_hangs_without_its_child(self):
+        try:
+            self.child.terminate()
+            self.child.wait()
+        except AttributeError:
+            while VM:
+                time.sleep(1)
+
     def test_j_known(self):
         self.assertFalse(VM)
 
