@@ -99,12 +99,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     retries: Annotated[int, Meta(ge=0, le=10)] = 0
     """How often it may be run again from its beginning when its worker or cell died under it (not when it failed by itself)."""
 
-    def check(self) -> None:
+    def check(self, types: bool = True) -> None:
         """Raise PoolError "bad_job" for what the types do not exclude, and for what they do: a job that was made in this process
-        has not been decoded. What no worker could be sent, or read, must not get to one."""
+        has not been decoded. What no worker could be sent, or read, must not get to one. `types` False: it has just been."""
         try:
-            fields = {**msgspec.structs.asdict(self), "limits": msgspec.structs.asdict(self.limits)}
-            msgspec.convert(fields, Job, builtin_types=(bytes,))  # text is no base64 here
+            if types:
+                fields = {**msgspec.structs.asdict(self), "limits": msgspec.structs.asdict(self.limits)}
+                msgspec.convert(fields, Job, builtin_types=(bytes,))  # text is no base64 here
             self._check_values()
         except UnicodeEncodeError:
             raise PoolError("bad_job", "text that is not Unicode (lone surrogates)") from None

@@ -184,11 +184,11 @@ class Router:
 
     async def submit(self, job: Job) -> JobInfo:
         """Take a job; returns at once, with its id. PoolError "bad_job", "pool_full", "draining"."""
+        job.check()
         return self.take(job)
 
     def take(self, job: Job) -> JobInfo:
-        """`submit()`, for who is in this process: it has nothing to wait for."""
-        job.check()
+        """`submit()`, for who is in this process: a job that was checked, and nothing to wait for."""
         self._check_open()
         if self.pool.template(job.template) is None:
             known = ", ".join(sorted({DEFAULT_TEMPLATE, *self.pool.templates}))

@@ -237,7 +237,7 @@ def make_job(
         if name in options:
             fields[name] = options[name]
     job = _checked(fields, Job)
-    job.check()
+    job.check(types=False)
     return job
 
 
@@ -247,8 +247,13 @@ def _argument(given: object) -> str:
     raise TypeError(f"args: texts or paths, not {type(given).__name__}: {given!r:.60}")
 
 
+_NO_LIMITS = Limits()
+
+
 def _limits(options: JobOptions) -> Limits:
-    given = options.get("limits", Limits())
+    if "limits" not in options and "timeout" not in options:
+        return _NO_LIMITS
+    given = options.get("limits", _NO_LIMITS)
     limits = _checked(msgspec.structs.asdict(given) if isinstance(given, Limits) else dict(given), Limits)
     if "timeout" in options:
         if limits.seconds is not None:
