@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentfw.pool import stock
-from agentfw.pool.cells import SOON_AFTER, SOON_PART, CellLike, Loss, Vm
+from agentfw.pool.cells import SOON_AFTER, SOON_CELLS, SOON_PART, CellLike, Loss, Vm
 from agentfw.pool.groups import CELL_VMS, Group, GroupKey, Trouble
 from agentfw.pool.stock import Stock
 from agentfw.pool.templates import Prepared
@@ -407,6 +407,19 @@ def test_what_ended_is_put_back_for_the_next_of_its_group() -> None:
     assert pool.stock.counted["recycled"] == 20 and pool.stock.counted["restored"] <= 3
     pool.submit("a", TEMPLATES[0], "cell", 1, ["signal"])
     assert pool.stock.counted["recycled"] == 20
+    pool.teardown()
+
+
+def test_of_many_cells_the_later_ones_have_one_that_ran_ahead() -> None:
+    pool = ready((SOON_CELLS + 2) * CELL_VMS)
+    pool.aimed.target = pool.stock.size
+    pool.stock.soon(pool.aimed)
+    for _ in range(pool.stock.size):
+        pool.step(0.0)
+        pool.get_warm(999)
+        if pool.stock.count["idle"] == pool.stock.size:
+            break
+    assert [sum(native.soon.values()) for native, _ in pool.cells] == [CELL_VMS // SOON_PART] * SOON_CELLS + [1, 1]
     pool.teardown()
 
 

@@ -33,6 +33,8 @@ log = logging.getLogger("agentfw.pool")
 SOON_PART = 16
 """One of so many VMs of a cell has run to where it waits for its job, with the pages that this will write to: a job in it begins
 2 ms sooner, and until then it takes 1 MB more, and took 3 core-ms more."""
+SOON_CELLS = 4
+"""So many cells of a group are so. Of those beyond it one VM each is enough: there are many cells to choose from."""
 SOON_AFTER = 0.05
 """Seconds after one of them got its job another is waked: not while that begins."""
 State = Literal["empty", "warming", "idle", "running", "ending"]
@@ -182,6 +184,8 @@ class PoolCell:
         self.events = events
         self.above = above
         self.count = no_vms()
+        self.soon_part = max(1, vms // SOON_PART)
+        """VMs that shall be among the next."""
         self.ready = 0
         """VMs that are among the next (`Vm.soon`)."""
         self._waking = False
@@ -286,7 +290,7 @@ class PoolCell:
             self.events.vm_warm(vm)
             return
         vm.life += 1
-        soon = vm.kept or vm.hurry or self.ready < self._soon_part  # one that was used has these pages
+        soon = vm.kept or vm.hurry or self.ready < self.soon_part  # one that was used has these pages
         ahead = soon and not (vm.kept or vm.hurry)
         vm.kept = False
         vm.begun = self._loop.time()
@@ -343,14 +347,10 @@ class PoolCell:
         vm.become("ending")
         self.kill(vm)
 
-    @property
-    def _soon_part(self) -> int:
-        return max(1, len(self.vms) // SOON_PART)
-
     def _wake(self) -> None:
         """Of those that idle as many are to be among the next as should be."""
         self._waking = False
-        while not self.closed and self.up and self.ready < self._soon_part:
+        while not self.closed and self.up and self.ready < self.soon_part:
             asleep = [lane for lane in self.lanes if lane.idle and not lane.idle[0].soon]
             if not asleep:
                 return
@@ -360,7 +360,7 @@ class PoolCell:
             vm.stream(3).write(AHEAD)
 
     def _wake_later(self) -> None:
-        if not self._waking and self.ready < self._soon_part:
+        if not self._waking and self.ready < self.soon_part:
             self._waking = True
             self._loop.call_later(SOON_AFTER, self._wake)
 

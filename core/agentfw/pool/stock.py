@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from agentfw_vmm import VmExit
 
-from .cells import Counts, Loss, PoolCell, StartCell, State, User, Vm, no_vms
+from .cells import SOON_CELLS, Counts, Loss, PoolCell, StartCell, State, User, Vm, no_vms
 from .fair import FairQueue, Terms
 from .groups import FAILURES, FALL, SPARE, Group, GroupKey, Trouble
 
@@ -264,6 +264,8 @@ class Stock:
             vms = group.cell_vms
             recycle = self.recycle and not group.late
             cell = PoolCell(self, (group.count, self.count), vms, min(self._runners(vms), vms), recycle, group.late)
+            if len(group.cells) >= SOON_CELLS:
+                cell.soon_part = 1
             group.cells.append(cell)
             self._owners[cell] = group
             self.counted["cells_started"] += 1

@@ -15,6 +15,7 @@
 #include "machine.h"
 #include "rules.h"
 
+#define IOPL_3 0x3000
 #define STATE_MAX (64u << 20)
 #define SAVED_STATE_MAX (256u << 20)
 
@@ -401,6 +402,7 @@ static int settle(struct machine *m, const struct snapshot *s, uint32_t pid)
     if (ioctl(m->vm.vcpu_fd, KVM_SET_XSAVE, &x))
         return -errno;
     m->vm.run->s.regs.regs = s->vcpu->regs;
+    m->vm.run->s.regs.regs.rflags |= IOPL_3;     /* pvm drops it, and not each KVM's machine asks the bitmap for the first doorbell */
     m->vm.run->kvm_dirty_regs = KVM_SYNC_X86_REGS;
     m->sq_head = s->vcpu->sq_head;
     m->cq_tail = s->vcpu->cq_tail;
