@@ -161,3 +161,16 @@ def test_statistics_are_all_there() -> None:
     vm = shared(exits=5, n_backstop=7, last_enosys=9, cpu_ns=1 << 63)
     found = report.statistics(vm)
     assert (found.exits, found.n_backstop, found.last_enosys, found.cpu_ns, found.sites) == (5, 7, 9, 1 << 63, 0)
+
+
+def test_statistics_are_the_fields_of_their_names() -> None:
+    """They are read in one piece: the order is that of the struct."""
+    fields = report.VmStatistics._fields
+    layout = _lib.structs()["afw_vm_shm"][1]
+    first, last = layout["exits"][0], layout["private_pages"][0]
+    assert {name for name, (at, _) in layout.items() if first <= at <= last} - {"reserved32"} == set(fields)
+    vm = _lib.new_vm()
+    for number, name in enumerate(fields):
+        setattr(vm, name, (1 << 8 * layout[name][1]) - 1 - number)
+    found = report.statistics(vm)
+    assert found == tuple(getattr(vm, name) for name in fields) and found.private_pages == (1 << 64) - len(fields)

@@ -62,7 +62,11 @@ def message(n: int, flags: int) -> Callable[[int], object]:
     def run(fd: int) -> object:
         out, name, control = buffer(16), buffer(b"\x7f" * 128), buffer(64)
         vector = buffer(struct.pack("QQ", ctypes.addressof(out), n))
-        head = buffer(struct.pack("QIIQQQQii", ctypes.addressof(name), 128, 0, ctypes.addressof(vector), 1, ctypes.addressof(control), 64, 0, 0))
+        head = buffer(
+            struct.pack(
+                "QIIQQQQii", ctypes.addressof(name), 128, 0, ctypes.addressof(vector), 1, ctypes.addressof(control), 64, 0, 0
+            )
+        )
         got = call("recvmsg", fd, head, flags)
         if isinstance(got, str):
             return got
@@ -77,7 +81,20 @@ def send_message(namelen: int, control: bytes, flags: int) -> Callable[[int], ob
         data, name, more = buffer(b"message"), buffer(INET), buffer(control or b"\0")
         vector = buffer(struct.pack("QQ", ctypes.addressof(data), 7))
         at = ctypes.addressof(more) if control else 0
-        head = buffer(struct.pack("QIIQQQQii", ctypes.addressof(name) if namelen else 0, namelen, 0, ctypes.addressof(vector), 1, at, len(control), 0, 0))
+        head = buffer(
+            struct.pack(
+                "QIIQQQQii",
+                ctypes.addressof(name) if namelen else 0,
+                namelen,
+                0,
+                ctypes.addressof(vector),
+                1,
+                at,
+                len(control),
+                0,
+                0,
+            )
+        )
         return call("sendmsg", fd, head, flags)
 
     return run
@@ -145,7 +162,13 @@ def epolled(flags: int) -> Callable[[int], object]:
             again = call("epoll_ctl", watcher.fileno(), 1, fd, buffer(struct.pack("=IQ", flags, 5)))
             changed = call("epoll_ctl", watcher.fileno(), 3, fd, buffer(struct.pack("=IQ", flags, 5)))
             more = watcher.poll(0, 4)
-            return [*([event for _, event in each] for each in told), again, changed, [event for _, event in more], call("epoll_ctl", watcher.fileno(), 2, fd, 0)]
+            return [
+                *([event for _, event in each] for each in told),
+                again,
+                changed,
+                [event for _, event in more],
+                call("epoll_ctl", watcher.fileno(), 2, fd, 0),
+            ]
 
     return run
 
@@ -320,6 +343,7 @@ OPTION_CALLS: dict[str, Callable[[int], object]] = {
 }  # fmt: skip
 WITH_OPTIONS = "tcp", "tcp6", "tcp_listener", "udp", "udp6", "unix_of stream", "pair_of dgram", "file", "closed"
 
+
 def opened(name: str, *arguments: object) -> object:
     """What comes of a call that gives a descriptor: its close-on-exec flag, and it is closed."""
     got = call(name, *arguments)
@@ -330,7 +354,11 @@ def opened_pair(name: str, *arguments: object) -> object:
     """The same of two descriptors, which go where an argument is None."""
     out = buffer(8)
     got = call(name, *(out if argument is None else argument for argument in arguments))
-    return got if isinstance(got, str) else [[call("fcntl", fd, 3, 0), call("fcntl", fd, 1, 0), os.close(fd)] for fd in struct.unpack("ii", out.raw)]
+    return (
+        got
+        if isinstance(got, str)
+        else [[call("fcntl", fd, 3, 0), call("fcntl", fd, 1, 0), os.close(fd)] for fd in struct.unpack("ii", out.raw)]
+    )
 
 
 ALONE: dict[str, Callable[[], object]] = {

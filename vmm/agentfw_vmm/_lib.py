@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -244,8 +245,13 @@ def events(w: Worker, runner: int, out: Events, room: int) -> int | str:
 _NOTE = _ffi.new("char[128]")
 
 
-def numbers(vm: VmStruct, names: tuple[str, ...]) -> dict[str, int]:
-    return {name: int(getattr(vm, name)) for name in names}
+def counters(vm: VmStruct) -> tuple[int, ...]:
+    """From `exits` to `private_pages`. PERF: by their names they would take ten times as long, at the end of each job."""
+    return _COUNTERS.unpack_from(view(vm, _COUNTERS_AT + _COUNTERS.size), _COUNTERS_AT)
+
+
+_COUNTERS = struct.Struct("<16QI4x6Q")
+_COUNTERS_AT: int = _ffi.offsetof("struct afw_vm_shm", "exits")
 
 
 def needs() -> list[tuple[str, int, int]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from ._lib import VmStruct, lib, numbers, string, take
+from ._lib import VmStruct, counters, lib, string, take
 from .config import Mount
 
 Kind = Literal["code", "signal", "killed", "memory", "internal", "hostile"]
@@ -26,9 +26,9 @@ class VmExit:
     text: str
 
 
-@dataclass(frozen=True)
-class VmStatistics:
-    """Counters of one VM since its boot or restore. The `n_` ones were counted in the guest: shown, believed by nobody.
+class VmStatistics(NamedTuple):
+    """Counters of one VM since its boot or restore, in the order of `struct afw_vm_shm`. The `n_` ones were counted in the
+    guest: shown, believed by nobody.
 
     `recycled`: 1 if it began in the VM that the life before it had left (CellConfig.recycle); `private_pages` is how many pages
     that one had changed, `reset_ns` what putting them and the rest back took (0 if none was kept).
@@ -74,7 +74,7 @@ def rate(fraction: float | None) -> int:
 
 
 def statistics(vm: VmStruct) -> VmStatistics:
-    return VmStatistics(**numbers(vm, tuple(VmStatistics.__dataclass_fields__)))
+    return VmStatistics(*counters(vm))
 
 
 def exit_report(vm: VmStruct, mounts: list[Mount]) -> VmExit:
