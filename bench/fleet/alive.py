@@ -24,9 +24,6 @@ async def stdlib(world: World, book: Book, pool: Pool, agents: int, rate: float,
     book.figures["connect"] = {"first_send_ms": sends, "first_call_ms": calls, "resolve_ms": names, "rate": rate}
     _memory_row(book, found, "the standard library")
     ps = percentiles(sends)
-    for key in ("t_connect", "t_wrap", "first_send", "resolve"):
-        v = sorted(line[key] / 1e6 for line in found["lines"])
-        print(key, [round(v[int(len(v) * q)], 2) for q in (0, 0.1, 0.25, 0.5, 0.75)])
     book.row(
         f"connect to first send, {agents} agents, {rate:.0f} a second",
         "70 ms p50",
