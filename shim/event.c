@@ -29,7 +29,7 @@ static s64 event_write(struct file *f, struct io *io, u32 msg, s64 pos UNUSED)
 {
     struct event *ev = (void *)f;
     u64 n;
-    if (io->left < 8)
+    if (io->left != 8)               /* older kernels take more, and use 8 */
         return -EINVAL;
     io_copy(io, &n, 8, 0);
     if (n == ~0ul)

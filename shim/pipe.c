@@ -187,7 +187,7 @@ s64 chan_write(struct file *f, struct io *io, u32 msg, s64 pos UNUSED)
         if (room >= least) {
             chan_fit(c, n);
             chan_copy(c, *c->head, io, n, 0);
-            if (io->message)
+            if (n && io->message)
                 pass_send(c, io);
             chan_produce(c, n);
             PROGRESS = done += n;

@@ -36,7 +36,7 @@ static s64 dgram_recv(struct sock *s, struct io *io, u32 msg, struct addr *from,
     from->len = 0;
     while (!(c = next_frame(s, &f.h)) || (s->error && s->type == SOCK_DGRAM)) {
         sock_error(s);
-        if (s->shut & 1 || (s->type != SOCK_DGRAM && chan_eof(s->s.rx)))
+        if (s->type == SOCK_DGRAM ? s->shut & 1 && !LATER(s) && !(msg & MSG_DONTWAIT) : stream_eof(&s->s))
             return 0;
         file_wait(s, msg, deadline);
     }

@@ -33,7 +33,6 @@ DIFFERENT = {
     r".*: send much": "a message of a unix socket holds 65,399 bytes at most",
     r".*: shutdown [012]|unix_listener: ": "halves of what is not connected, or of a connection that is over",
     r"tcp_(refused|reset|left_written): ": "a socket whose connection failed or is over may be bound or connected anew",
-    r"(udp_shut|pair_shut dgram .*): ": "reading after shutdown() is the end and not EAGAIN",
     r"(pair|unix_of).*: bind unix ": "a connected unix socket gets no name any more",
     r"pair_(left|reset) dgram: ": "the second error is ECONNREFUSED as the first; what was sent before can still be read after it",
     r".*: (lseek|lseek badly|pread before|mmap|GETFL|SETFL|FIONBIO)$": "of devices and anonymous files",
