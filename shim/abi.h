@@ -10,7 +10,7 @@
 #define AFW_ABI_H
 #include <stdint.h>
 
-#define AFW_ABI 5
+#define AFW_ABI 6
 
 /* ---- Guest address space. GVA = GPA; 2 MiB leaves, user+write+exec; GVA 0..2 MiB is not mapped (null dereferences fault,
  * and the page tables, which lie there as GPA, are out of the guest's sight). Everything runs at CPL 3. ---- */
@@ -231,7 +231,7 @@ enum afw_op {
     AFW_OP_OPEN = 1,                 /* path a0,a1  flags a2  mode a3  base a4  a5 = guest address for a struct stat, or 0 -> handle */
     AFW_OP_CLOSE = 2,                /* handle a0 */
     AFW_OP_PREAD = 3,                /* handle a0  buf a1  len a2  offset a3 (-1: the host file's own position) -> bytes */
-    AFW_OP_PWRITE = 4,               /* handle a0  buf a1  len a2  offset a3 (-1: append) -> bytes */
+    AFW_OP_PWRITE = 4,               /* handle a0  buf a1  len a2  offset a3 (-1: append)  a4 = address for where an append ended, or 0 -> bytes */
     AFW_OP_STAT = 5,                 /* path a0,a1  AT_* flags a2  out a3 (struct stat, 144 bytes)  base a4 */
     AFW_OP_FSTAT = 6,                /* handle a0  out a1 */
     AFW_OP_READDIR = 7,              /* handle a0  buf a1  len a2  cookie a3 (0 = start, else d_off of the last entry) -> bytes of linux_dirent64 */

@@ -8,7 +8,7 @@
 
 #define AHEAD 0x10000
 #define FRESH 2000000                /* ns */
-#define AT_END NEVER                 /* place after an append, and PWRITE's: where the end is */
+#define AT_END NEVER                 /* PWRITE's place: where the end is */
 
 struct stamp {
     u64 changes, at;
@@ -16,6 +16,7 @@ struct stamp {
 struct ringfile {
     struct file f;
     u64 place;
+    u64 end;                         /* of the last append */
     u64 next;                        /* where the last read ended */
     u8 *ahead;                       /* AHEAD bytes, of them ahead_n from ahead_at on */
     u64 ahead_at, ahead_n;
@@ -57,7 +58,7 @@ s64 fd_map_handle(int fd, u64 *handle, int *writable, int *readable)
 /* A ring call with the description's handle first; failure fails the call. */
 static s64 handle_call(struct file *f, u64 x, u64 y, u64 z, u16 op)
 {
-    s64 r = ring_call(op, f->handle, x, y, z, 0, 0);
+    s64 r = ring_call(op, f->handle, x, y, z, (u64)&RING(f)->end, 0);
     if (r < 0)
         fail(r);
     return r;
@@ -72,12 +73,6 @@ static struct stat *stat_now(struct file *f)
         stamp(&r->stat);
     }
     return &r->st;
-}
-
-static u64 place(struct file *f)
-{
-    struct ringfile *r = RING(f);
-    return r->place == AT_END ? r->place = stat_now(f)->st_size : r->place;
 }
 
 static s64 read_piece(struct file *f, u64 piece, u64 len, u64 at)
@@ -117,7 +112,7 @@ static s64 read_piece(struct file *f, u64 piece, u64 len, u64 at)
 /* One piece after the other until one comes out short. */
 static s64 transfer(struct file *f, struct io *io, s64 pos, int write)
 {
-    u64 at = write && f->flags & O_APPEND ? AT_END : pos >= 0 ? (u64)pos : place(f), len;
+    u64 at = write && f->flags & O_APPEND ? AT_END : pos >= 0 ? (u64)pos : RING(f)->place, len;
     s64 n;
     do {
         if (!io->left)
@@ -129,7 +124,7 @@ static s64 transfer(struct file *f, struct io *io, s64 pos, int write)
         if (at != AT_END)
             at += n;
         if (pos < 0)
-            RING(f)->place = at;
+            RING(f)->place = at == AT_END ? RING(f)->end : at;
         RING(f)->next = at;
     } while ((u64)n == len);
     return PROGRESS;
@@ -196,7 +191,7 @@ FD(lseek)
     if (!o->handle)
         return o->ops == &dev_ops ? 0 : -ESPIPE;
     if (c == SEEK_CUR)
-        from = place(o);
+        from = RING(o)->place;
     else if (c != SEEK_SET) {
         size = stat_now(o)->st_size;
         if (c == SEEK_END)
@@ -247,7 +242,7 @@ FD(sendfile)
         return -EBADF;
     if (in->ops != &ring_ops || o->flags & O_APPEND || !(o->ops->seek || o->ops == &pipe_ops || o->ops == &sock_ops))
         return -EINVAL;
-    at = c ? *(u64 *)user_at(c, 8, 1) : place(in);
+    at = c ? *(u64 *)user_at(c, 8, 1) : RING(in)->place;
     if ((s64)at < 0)
         return -EINVAL;
     while (done < d) {

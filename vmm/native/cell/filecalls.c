@@ -232,7 +232,7 @@ static int make_at(struct call *c, uint16_t op, uint64_t fd, uint64_t gva, uint6
     if (op == AFW_OP_MKNOD && type != S_IFREG && type != S_IFSOCK)
         return type == S_IFIFO || type == S_IFCHR || type == S_IFBLK || type == S_IFDIR ? -EPERM : -EINVAL;
     int r = at(c, op, fd, gva, 0);
-    c->e->a[2] = masked(c, mode) | (op == AFW_OP_MKNOD ? type : 0);
+    c->e->a[2] = op == AFW_OP_MKNOD ? masked(c, mode) | type : masked(c, mode) & 01777;
     return r;
 }
 

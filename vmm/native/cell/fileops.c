@@ -79,7 +79,7 @@ static int hole_before(const struct handle *h, uint64_t offset, uint64_t *gap)
     return 0;
 }
 
-static int64_t op_pwrite(struct vfs *vfs, const uint64_t a[6])
+static int64_t write_at(struct vfs *vfs, const uint64_t a[6])
 {
     struct handle *h;
     uint64_t len = a[2] < VFS_IO_MAX ? a[2] : VFS_IO_MAX, offset = a[3];
@@ -109,6 +109,18 @@ static int64_t op_pwrite(struct vfs *vfs, const uint64_t a[6])
     iov.iov_len = granted > gap ? granted - gap : 0;
     int64_t n = iov.iov_len ? host_write(h, &iov, offset) : -EDQUOT;
     rules_give_back(vfs->vm->rules, granted - (n > 0 ? gap + (uint64_t)n : 0));
+    return n;
+}
+
+static int64_t op_pwrite(struct vfs *vfs, const uint64_t a[6])
+{
+    struct stat st;
+    int64_t n = write_at(vfs, a);
+    if (n > 0 && a[3] == UINT64_MAX && a[4]) {       /* (on the host others may have written since; nobody can tell) */
+        uint64_t end = handle_stat(vfs, handle_get(vfs, a[0]), &st) < 0 ? 0 : (uint64_t)st.st_size;
+        int r = guest_write(vfs->vm, a[4], &end, sizeof end);
+        return r < 0 ? r : n;
+    }
     return n;
 }
 

@@ -32,6 +32,7 @@ static void touch(struct tnode *n)
 {
     clock_gettime(CLOCK_REALTIME, &n->mtime);
     n->ctime = n->mtime;
+    n->mode &= ~(uint32_t)(S_ISUID | (n->mode & S_IXGRP ? S_ISGID : 0));     /* what was changed is not who made it any more (write(2)) */
 }
 
 void tmpdata_free(struct tmpfs *fs, struct tnode *n)

@@ -325,7 +325,7 @@ static int walk_fast(struct vfs *vfs, const char *base, const char *path, int ho
         if (!n)
             break;
         int d = dots(name, n);
-        if (d == 2)
+        if (d == 2 || (d && p->last == 'n'))         /* a dot behind a name: that directory must be searchable */
             return 1;
         p->last = d ? '.' : 'n';
         if (!d && append(p->path, &len, name, n) < 0)
@@ -357,7 +357,7 @@ int walk(struct vfs *vfs, const char *base, const char *path, int how, struct pl
         return r;
     char rest[PATH_MAX], target[PATH_MAX], here[PATH_MAX];
     size_t len;
-    int links = 0, last = 0, slash = 0, probed = 0;
+    int links = 0, last = 0, slash = 0, probed = 0, named = 0;       /* named: p is `here` */
     if (strlen(path) >= sizeof rest)
         return -ENAMETOOLONG;
     strcpy(rest, path);
@@ -376,6 +376,9 @@ int walk(struct vfs *vfs, const char *base, const char *path, int how, struct pl
         int d = dots(name, n);
         if (d) {
             p->last = d == 2 ? ':' : '.';
+            if (named && p->kind == BACK_TMP && tmpfs_may(p->tmp, X_OK))
+                return -EACCES;
+            named = d == 1 && named;
             if (d == 2 && how & WALK_BENEATH && len <= top)
                 return -EXDEV;
             if (d == 2 && len > 1) {
@@ -436,7 +439,7 @@ int walk(struct vfs *vfs, const char *base, const char *path, int how, struct pl
             len = *target == '/' ? 1 : before;
             here[0] = '/';
             here[len] = 0;
-            probed = 0;
+            probed = named = 0;
             last = 0;
             continue;
         }
@@ -449,6 +452,7 @@ int walk(struct vfs *vfs, const char *base, const char *path, int how, struct pl
             break;
         }
         place_done(p);
+        named = 1;
     }
     if (probed)
         return permitted(vfs, p, how);
