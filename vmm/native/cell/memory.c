@@ -223,7 +223,9 @@ int memory_map_file(struct vm *vm, int host_fd, uint64_t gva, uint64_t len, int 
     changed(m, gva, len);
     sites_unmapped(vm, gva, len);
     e = mapping_add(m, &(struct mapping){gva, gva + len, offset, intern(guest_name), shared, prot & PROT_WRITE, file});
-    if (!e && prot & PROT_EXEC && !shared)       /* patching a shared mapping would write into the file */
+    /* Patching a shared mapping would write into the file. In a restored VM code begins to run before anybody could have looked at it, and
+     * to have it looked at costs more than most libraries ever use: those calls in it that show at the backstop are found there. */
+    if (!e && prot & PROT_EXEC && !shared && !m->restored)
         sites_code(vm, AFW_SITES_FILE, gva, len);
     return e;
 }
