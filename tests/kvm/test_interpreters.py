@@ -34,6 +34,12 @@ import sys, ssl, asyncio, threading, sqlite3, decimal, lzma, zoneinfo, platform,
 print(sys.version, sys.executable, sys.prefix, ssl.OPENSSL_VERSION, sys.path)
 print(zoneinfo.ZoneInfo("Europe/Berlin"), locale.setlocale(locale.LC_ALL, ""), hashlib.sha3_256(b"").hexdigest()[:8])
 print(ssl.create_default_context().verify_mode, asyncio.run(asyncio.sleep(0, "ok")), sqlite3.connect(":memory:").execute("select 1").fetchone())
+import logging, concurrent.futures.thread
+for uses_a_lock in (lambda: logging.getLogger("new"), lambda: concurrent.futures.ThreadPoolExecutor().submit(print, "submitted").result()):
+    thread = threading.Thread(target=uses_a_lock, daemon=True)
+    thread.start()
+    thread.join(20)
+    print("hangs" if thread.is_alive() else "goes on", flush=True)
 """
 
 

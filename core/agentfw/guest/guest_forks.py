@@ -121,8 +121,8 @@ class ForkHooks:
         locks = (getattr(logging, "_lock", None), getattr(pool, "_global_shutdown_lock", None))
         if any(getattr(hook, "__self__", hook) is lock for lock in locks):
             return True
-        names = ((threading, "_after_fork"), (logging, "_acquireLock"), (logging, "_after_at_fork_child_reinit_locks"))
-        return any(hook is getattr(module, name, None) for module, name in names)
+        place = getattr(hook, "__globals__", None)  # their names are others in each version
+        return place is vars(logging) or place is vars(threading)
 
     def go_on(self) -> None:
         """After it."""
