@@ -96,7 +96,7 @@ static void dump_memory(struct machine *m)
             struct afw_ctl *c = (struct afw_ctl *)page;
             c->pid = 0;
             c->tsc_base = c->tsc_mult = c->mono_base = c->real_offset = c->cpu_ns = 0;
-            memset(c->seed, 0, sizeof c->seed);
+            memset(c->random, 0, sizeof c->random);
             bytes("ctl", c, sizeof *c);
         }
         uint64_t h = lost ? 1 : hash(page, PAGE);
@@ -150,6 +150,7 @@ static void dump_files(struct machine *m)
     struct tmpfs *fs = v.tmpfs;
     line("vfs %s tmpfs %d\n", v.cwd, fs != 0);
     v.vm = 0;
+    v.started = 0;                               /* time */
     bytes("vfs", &v, sizeof v);
     bytes("sites", m->vm.sites, malloc_usable_size(m->vm.sites) & ~(size_t)7);
     line("window %016llx\n", (unsigned long long)hash(m->vm.window, sizeof *m->vm.window - 16));
