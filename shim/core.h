@@ -54,6 +54,7 @@ struct thread {                      /* what is used most lies in the first 128 
     u64 clear_tid, robust_list;
     u64 cpu_ns;
     char name[16];
+    u64 turns;                       /* ns of the vCPU by which it is somebody's turn */
 };
 
 /* entry.S */

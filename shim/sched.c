@@ -5,7 +5,8 @@ struct thread main_thread;
 struct thread *current = &main_thread;
 
 static u8 main_xsave[8192] __attribute__((aligned(64)));
-static struct thread *run_first, **run_last = &run_first;
+static struct thread *run_first;    /* by turns: who had least of the vCPU comes first */
+static u64 least;                    /* turns of who ran last: nobody who begins to want it has much less */
 static struct thread *sleepers;      /* by deadline */
 static struct thread *reap;          /* ended, its memory not yet freed: its stack was in use */
 static u32 n_threads = 1;
@@ -21,13 +22,27 @@ static void note_alone(void)
     CTL->alone = !run_first && !sleepers && !itimers_on() && CTL->sq_tail == CTL->sq_head;
 }
 
+#define LEAD 4000000                 /* ns of lead for who has slept: it comes before those that compute, but not for long */
 static void enqueue(struct thread *t)
 {
+    struct thread **p = &run_first;
+    if ((s64)(least - LEAD - t->turns) > 0)
+        t->turns = least - LEAD;
+    while (*p && (s64)(t->turns - (*p)->turns) >= 0)
+        p = &(*p)->run_next;
     t->state = READY;
-    t->run_next = 0;
-    *run_last = t;
-    run_last = &t->run_next;
+    t->run_next = *p;
+    *p = t;
     CTL->alone = 0;
+}
+
+/* What the current thread has used since the last call is its own. */
+static void account(void)
+{
+    u64 cpu = cpu_time(), used = cpu - cpu_at_switch;
+    current->cpu_ns += used;
+    current->turns += used;
+    cpu_at_switch = cpu;
 }
 
 static void sleep_add(struct thread *t, u64 deadline)
@@ -138,9 +153,7 @@ void after_exit(void)
 static void switch_to(struct thread *t)
 {
     struct thread *old = current;
-    u64 cpu = cpu_time();
-    old->cpu_ns += cpu - cpu_at_switch;
-    cpu_at_switch = cpu;
+    account();
     CTL->n_switch++;
     if (old->state != GONE)
         xsave(old->xsave);
@@ -183,8 +196,7 @@ static void schedule(void)
     }
     struct thread *t = run_first;
     run_first = t->run_next;
-    if (!run_first)
-        run_last = &run_first;
+    least = t->turns;
     if (t != current)
         switch_to(t);
     arrived();
@@ -213,6 +225,7 @@ void yield_cpu(void)
     expire();
     if (!run_first)
         return;
+    account();
     enqueue(current);
     schedule();
 }
@@ -379,6 +392,7 @@ static s64 clone(u64 flags, u64 sp, u64 parent_tid, u64 child_tid, u64 tls)
     t->fs = flags & CLONE_SETTLS ? tls : get_fs();
     t->gs = get_gs();
     t->tid = next_tid = tid;
+    t->turns = current->turns;
     t->mask = current->mask;
     memcpy(t->name, current->name, sizeof t->name);
     if (flags & CLONE_CHILD_CLEARTID)
@@ -450,6 +464,8 @@ s64 sys_exit(u64 code)
 
 s64 sys_sched_yield(void)
 {
+    for (struct thread *t = run_first; t; t = t->run_next)   /* it waits for what another is to do: all others come first */
+        current->turns = t->turns;
     yield_cpu();
     return 0;
 }

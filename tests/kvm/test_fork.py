@@ -1,6 +1,7 @@
 """Copies of running agents: each goes on from where the one stood, as itself."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -382,3 +383,36 @@ asyncio.run(asyncio.sleep(0))
 print("end", flush=True)
 """
     assert check(agentfw_environment, code, 2) == [["True"]] * 3
+
+
+# vector registers are filled from the first argument, kept until the third's word is not 0, and written to the second
+KEEP_YMM = "c5fe6f3f c57e6f7f20 833a00 74fb c5fe7f3e c57e7f7e20 c5f877 c3"
+KEEP_ZMM = "6261fe486f1f c57e6f7f20 833a00 74fb 6261fe487f1e c57e7f7e20 c5f877 c3"
+
+
+@pytest.mark.parametrize("machine_code", [KEEP_YMM, KEEP_ZMM], ids=["ymm", "zmm"])
+def test_vectors_live_on(machine_code: str, agentfw_environment: dict[str, str]) -> None:
+    """In code that computes at the moment of the copy, without a call, while the main thread waits."""
+    pvm = Path("/sys/module/kvm_pvm").exists()  # elsewhere guests have the baseline's registers only
+    if machine_code == KEEP_ZMM and not (pvm and "avx512f" in Path("/proc/cpuinfo").read_text()):
+        pytest.skip("guests have no AVX-512 here")
+    code = f"""
+import ctypes, mmap, sys, threading
+code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+code.write(bytes.fromhex("{machine_code}"))
+keep = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(ctypes.addressof(ctypes.c_char.from_buffer(code)))
+flag = ctypes.c_int(0)
+values = [bytes(range(i, i + 64)) for i in range(3)]
+found = [ctypes.create_string_buffer(64) for _ in values]
+threads = [threading.Thread(target=keep, args=(v, ctypes.addressof(f), ctypes.addressof(flag))) for v, f in zip(values, found)]
+for thread in threads:
+    thread.start()
+print("ready", flush=True)
+sys.stdin.read()
+flag.value = 1
+for thread in threads:
+    thread.join()
+print([f.raw[32:] == v[32:] and f.raw[:32] == v[:32] for v, f in zip(values, found)])
+print("end", flush=True)
+"""
+    assert check(agentfw_environment, code) == [["[True, True, True]"]] * 3

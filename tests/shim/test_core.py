@@ -12,7 +12,20 @@ from tests.cell_peer import Handler
 HERE = Path(__file__).parent
 CELL = HERE.parents[1] / "vmm/native/cell"
 BLOB = HERE.parents[1] / "build/native/shim.bin"
-PROGRAMS = ["threads", "memory", "signals", "clocks", "futex", "random", "filemap", "vectors", "crowd", "registers", "faults"]
+PROGRAMS = [
+    "threads",
+    "memory",
+    "signals",
+    "clocks",
+    "futex",
+    "random",
+    "filemap",
+    "vectors",
+    "crowd",
+    "registers",
+    "faults",
+    "fair",
+]
 KVM = pytest.mark.kvm
 
 

@@ -16,11 +16,13 @@
 #define SLICE_NS 8000000             /* what a thread has of the vCPU at a time, about */
 #define TIMER_SLACK 50000            /* ns, Linux's default */
 
+#define PARENT 1                     /* getppid(): another's process, and all that there is of others */
+
 /* 0 means the caller */
 static bool there(struct caller *c, uint64_t tid)
 {
     struct guest_thread t;
-    return !(uint32_t)tid || (uint32_t)tid == c->ctl->pid || thread_find(c, (uint32_t)tid, &t);
+    return !(uint32_t)tid || (uint32_t)tid == c->ctl->pid || (uint32_t)tid == PARENT || thread_find(c, (uint32_t)tid, &t);
 }
 
 /* ---- scheduling ---- */
@@ -39,7 +41,7 @@ static int64_t set_scheduler(struct caller *c, int32_t pid, int32_t policy, uint
         return priority < 1 || priority > 99 ? -EINVAL : -EPERM;
     if ((policy != SCHED_OTHER && policy != SCHED_BATCH && policy != SCHED_IDLE) || priority)
         return -EINVAL;
-    if (c->ctl->policy == SCHED_IDLE && policy != SCHED_IDLE)
+    if (pid == PARENT || (c->ctl->policy == SCHED_IDLE && policy != SCHED_IDLE))
         return -EPERM;               /* there is no way back for who may not raise its priority */
     c->ctl->policy = (uint8_t)policy;
     return 0;
@@ -76,7 +78,7 @@ static int64_t scheduling(struct caller *c, uint32_t number, const uint64_t a[6]
     default:                         /* sched_setaffinity */
         if (size && call_get(c, &mask, a[2], size < sizeof mask ? size : sizeof mask))
             return -EFAULT;
-        return !there(c, a[0]) ? -ESRCH : mask & cpus ? 0 : -EINVAL;
+        return !there(c, a[0]) ? -ESRCH : pid == PARENT ? -EPERM : mask & cpus ? 0 : -EINVAL;
     }
 }
 
@@ -91,6 +93,8 @@ static int64_t set_priority(struct caller *c, uint32_t which, uint32_t who, int3
         return -EINVAL;
     if (!whose(c, which, who))
         return -ESRCH;
+    if (which == PRIO_PROCESS && who == PARENT)
+        return -EPERM;
     if (nice < c->ctl->nice)
         return -EACCES;
     c->ctl->nice = nice > 19 ? 19 : (uint8_t)nice;
