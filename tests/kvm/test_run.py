@@ -152,7 +152,7 @@ def test_unknown_system_calls_and_forks_fail_in_the_guest(agentfw: Agentfw) -> N
 
 
 def test_ctrl_c_is_a_keyboard_interrupt(started: Callable[..., subprocess.Popen[bytes]]) -> None:
-    code = "import time\nprint('ready', flush=True)\ntry:\n    time.sleep(1000)\nexcept KeyboardInterrupt:\n    print('caught'); raise SystemExit(3)"
+    code = "import time\ntry:\n    print('ready', flush=True); time.sleep(1000)\nexcept KeyboardInterrupt:\n    print('caught'); raise SystemExit(3)"
     process = started(*RUN, "-c", code)
     assert process.stdout is not None
     process.stdout.readline()
