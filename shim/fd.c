@@ -229,7 +229,7 @@ PL(fcntl)
         return 0;
     case F_SETPIPE_SZ:
     case F_GETPIPE_SZ:
-        return o->ops == &pipe_ops ? CHAN_MAX : -EBADF;
+        return pipe_size(o, (u32)b == F_SETPIPE_SZ, c);
     }
     return sys_lock(a, b, c, d, e, f);
 }

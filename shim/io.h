@@ -126,7 +126,8 @@ struct chan {
     struct file *reader, *writer;    /* 0: gone */
     volatile struct afw_flow *flow;  /* 0: inside the VM */
     u32 own[2];
-    u32 size;                        /* bytes at base, a power of two; local ones grow up to CHAN_MAX */
+    u32 size;                        /* bytes at base, a power of two; local ones grow up to limit */
+    u32 limit;                       /* CHAN_MAX, if F_SETPIPE_SZ does not say otherwise */
     u8 eof;                          /* no more bytes come */
     u8 dead;                         /* nobody takes bytes any more */
     u8 told;                         /* flows: that it was reset */
@@ -156,6 +157,7 @@ s64 chan_read(struct file *f, struct io *io, u32 msg, s64 pos);
 s64 chan_write(struct file *f, struct io *io, u32 msg, s64 pos);
 s64 chan_ioctl(struct file *f, u64 cmd, u64 arg);
 void stream_close(struct file *f);
+s64 pipe_size(struct file *f, int set, u32 size);    /* F_SETPIPE_SZ, F_GETPIPE_SZ */
 void broken_pipe(u32 msg) __attribute__((noreturn));
 
 /* ---- pass.c ---- */

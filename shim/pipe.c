@@ -9,6 +9,7 @@ struct chan *chan_new(void *reader, void *writer)
     c->tail = &c->own[1];
     c->reader = reader;
     c->writer = writer;
+    c->limit = CHAN_MAX;
     return c;
 }
 
@@ -40,7 +41,7 @@ u32 chan_used(struct chan *c)
     return min32(head - __atomic_load_n(c->tail, __ATOMIC_ACQUIRE), c->size);
 }
 
-u32 chan_room(struct chan *c) { return CHAN_MAX - chan_used(c); }
+u32 chan_room(struct chan *c) { return c->limit - chan_used(c); }
 
 static u32 hflags(struct chan *c)
 {
@@ -224,6 +225,27 @@ static u32 pipe_poll(struct file *f)
             m |= POLLOUT | POLLWRNORM;
     }
     return m;
+}
+
+s64 pipe_size(struct file *f, int set, u32 size)
+{
+    u32 n = PIPE_BUF;
+    if (f->ops != &pipe_ops)
+        return -EBADF;
+    struct chan *c = STREAM(f)->rx ? STREAM(f)->rx : STREAM(f)->tx;
+    if (set && !c->flow) {
+        if ((int)size < 0)
+            return -EINVAL;
+        while (n < size)
+            n *= 2;
+        if (n > 1 << 20)
+            return -EPERM;
+        if (n < chan_used(c))
+            return -EBUSY;
+        c->limit = n;
+        file_notify(c->writer, POLLOUT);
+    }
+    return c->limit;
 }
 
 void stream_close(struct file *f)

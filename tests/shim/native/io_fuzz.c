@@ -224,7 +224,7 @@ static void step(void)
     u64 nb = one_in(8) ? 0 : O_NONBLOCK;
     for (int i = 0; i < 10; i++)
         p[i] = (struct pollfd){(int)rnd(20) - 1, (short)rnd(64), 0};
-    switch (rnd(34)) {
+    switch (rnd(35)) {
     case 0: enter(PLAIN, sys_pipe2, (u64)out, nb, 0, 0, 0, 0); break;
     case 1: enter(PLAIN, sys_eventfd2, rnd(3), nb | rnd(2), 0, 0, 0, 0); break;
     case 2: enter(PLAIN, sys_epoll_create1, 0, 0, 0, 0, 0, 0); break;
@@ -251,6 +251,7 @@ static void step(void)
     case 28: enter(SOCKET_CALL, one_in(2) ? (void *)sys_getsockname : sys_getpeername, a, (u64)out, (u64)&size, 0, 0, 0); break;
     case 29: case 33: enter(SOCKET_CALL, one_in(2) ? (void *)sys_recvmsg : sys_sendmsg, a, (u64)&m, msg, 0, 0, 0); break;
     case 30: enter(SOCKET_CALL, one_in(2) ? (void *)sys_sendmmsg : sys_recvmmsg, a, (u64)mm, 3, msg, 0, 0); break;
+    case 34: enter(PLAIN, sys_fcntl, a + 3, F_SETPIPE_SZ, rnd(300000), 0, 0, 0); break;
     case 32: enter(FILE_CALL, sys_sendfile, a, b, 0, n, 0, 0); break;
     case 31: enter(PLAIN, one_in(2) ? (void *)sys_dup3 : sys_ioctl, a + 3, one_in(2) ? b + 3 : 0x541b, (u64)out & ~4ul, 0, 0, 0); break;
     }
