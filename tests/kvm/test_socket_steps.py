@@ -20,10 +20,21 @@ pytestmark = pytest.mark.kvm
 
 PROGRAM = Path(__file__).parents[1] / "guest/socket_steps.py"
 INDEX = st.integers(0, 11)
-SIZE = st.sampled_from([1, 3, 8, 100, 600])  # not 0: kernels differ in whether an empty message that nobody read resets its sender
+SIZE = st.sampled_from(
+    [1, 3, 8, 100, 600]
+)  # not 0: kernels differ in whether an empty message that nobody read resets its sender
 IN, OUT, RDHUP = select.EPOLLIN, select.EPOLLOUT, select.EPOLLRDHUP
 EVENTS = st.sampled_from(
-    [IN, OUT, IN | OUT, IN | RDHUP, IN | select.EPOLLET, IN | RDHUP | select.EPOLLET, IN | select.EPOLLONESHOT, IN | OUT | select.EPOLLONESHOT]
+    [
+        IN,
+        OUT,
+        IN | OUT,
+        IN | RDHUP,
+        IN | select.EPOLLET,
+        IN | RDHUP | select.EPOLLET,
+        IN | select.EPOLLONESHOT,
+        IN | OUT | select.EPOLLONESHOT,
+    ]
 )
 STEP = st.one_of(
     st.tuples(st.just("make"), st.sampled_from(["stream", "dgram", "seqpacket", "pipe", "event"])),
