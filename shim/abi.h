@@ -225,6 +225,7 @@ enum afw_upcall {
 /* Ring operations. "path" is (pointer, length), no NUL inside, at most 4,095 bytes; "base" is a directory handle or AFW_CWD.
  * Handles are small integers of the cell, per VM, checked on every use. All file operations complete within the kick. */
 #define AFW_CWD 0xffffffff
+#define AFW_IO_MAX 0x4000000         /* bytes that one PREAD or PWRITE moves at most; fewer of a larger request do not mean the end */
 enum afw_op {
     AFW_OP_NOP = 0,
     /* files */

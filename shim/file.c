@@ -118,6 +118,7 @@ static s64 transfer(struct file *f, struct io *io, s64 pos, int write)
         if (!io->left)
             break;
         u64 piece = io_piece(io, &len);
+        len = min64(len, AFW_IO_MAX);            /* the host does no more at a time, and less than asked for means the end */
         n = write ? handle_call(f, piece, len, at, AFW_OP_PWRITE) : read_piece(f, piece, len, at);
         io_skip(io, n);
         PROGRESS += n;
