@@ -67,7 +67,7 @@ def document_of(
                 "stdout": out.text,
                 "stderr": err.text,
                 "truncated": out.cut or err.cut,
-                "vm": None if result.statistics is None else dict(vars(result.statistics)),
+                "vm": None if result.statistics is None else result.statistics._asdict(),
             }
         )
     told = {"statistics": counted, "tables": tables_json(tables)}
@@ -78,7 +78,7 @@ def _sums(results: list[Result]) -> dict[str, int]:
     totals: dict[str, int] = {}
     for result in results:
         if result.statistics is not None:
-            for name, value in vars(result.statistics).items():
+            for name, value in result.statistics._asdict().items():
                 totals[name] = max(totals.get(name, 0), value) if name in ("sites", "sites_lazy", "sites_refused") else (
                     totals.get(name, 0) + value
                 )  # fmt: skip
