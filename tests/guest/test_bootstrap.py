@@ -235,6 +235,13 @@ def test_calls_are_practised_over_the_offload(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == (b"practised\n", b"")
 
 
+def test_a_program_does_not_see_our_modules(tmp_path: Path) -> None:
+    """It may have some of its own by these names."""
+    code = "import sys; print([name for name, module in sys.modules.items() if '/agentfw/guest/' in (getattr(module, '__file__', '') or '')])"
+    done = bootstrapped(["-c", code], "", tmp_path)
+    assert (done.stdout, done.stderr) == (b"[]\n", b"")
+
+
 def test_what_only_the_start_of_a_template_needs(tmp_path: Path) -> None:
     """Each of these is gone before anything is compared with a job's environment: else no job's would be the template's."""
     start = dispatch.template_environment({})

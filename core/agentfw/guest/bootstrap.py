@@ -434,7 +434,6 @@ def _preload() -> None:
 
 #: Variables for the libraries of a starting template; a program that has them gets them with its job
 START_ONLY = ("GLIBC_TUNABLES", "OPENSSL_ia32cap", "LD_BIND_NOW")
-OURS = ("ssl_offload", "guest_forks", "job_stream", "practice_calls")
 PRACTICE = 40  # times, half of them each way: after 8 to 16 calls of each piece of code nothing more is written to it
 PRACTICE_SCRIPT = b"""import sys
 def main():
@@ -493,14 +492,15 @@ def _use_once() -> None:
         socket.getaddrinfo("localhost", 443, type=socket.SOCK_STREAM)
 
 
+OURS = ("ssl_offload", "guest_forks", "job_stream", "practice_calls")
+
+
 def main() -> typing.NoReturn:
     global ENVIRONMENT, ITEMS, NAMES
     here = os.path.dirname(os.path.abspath(__file__))
     if sys.path and sys.path[0] == here:
         del sys.path[0]
-    for name in [
-        name for name in sys.modules if name in ("ssl_offload", "guest_forks", "job_stream") or name.startswith("offload_")
-    ]:
+    for name in [name for name in sys.modules if name in OURS or name.startswith("offload_")]:
         del sys.modules[name]
     _one_process()
     _preload()
