@@ -40,6 +40,8 @@ class Cell(FakeCell):
         self.saving, self.may_save = asyncio.Event(), asyncio.Event()
         self.output = b""
         self.signals: list[tuple[int, int]] = []
+        self.asked: list[int] = []
+        """Lives whose output was asked for."""
         self.last: dict[int, JobStream] = {}
 
     def restore(self, vm: int, pid: int, rules: bytes = b"", note: bytes = b"", soon: bool = False, later: bool = False) -> None:
@@ -49,6 +51,7 @@ class Cell(FakeCell):
     def stream(self, vm: int, index: int) -> Any:
         if index == 3:
             return self.last[vm]
+        self.asked += [self.restores] * (index == 1)
         quiet = JobStream()
         quiet.write_out(self.output if index == 1 else b"")
         quiet.end()
@@ -93,15 +96,15 @@ class Pool:
         self.cells.append(Cell(handler, vms, True))
         return self.cells[-1]
 
-    async def start(self, heard: Heard | None = None) -> tuple[Run, asyncio.Task[JobResult], Cell, JobStream]:
-        """A run whose VM has got its job, and not said that it begins."""
+    async def start(self, heard: Heard | None = None, sent: bool = True) -> tuple[Run, asyncio.Task[JobResult], Cell, JobStream]:
+        """A run whose VM has got its job (`sent` False: is about to get it), and not said that it begins."""
         agent = Agent(str(next(self.numbers)), "x", {})
         run = Run(self.around, agent, Job(mode="code", target="pass"), Limits(), heard or Heard())
         end = asyncio.ensure_future(run.perform(KEY, {}, None))
         await until(lambda: self.cells and self.cells[0].live)
         stream = self.cells[0].last[0]
         stream.say({"warm": 1})
-        await until(lambda: stream.sent)
+        await until(lambda: stream.sent if sent else run.vm)
         return run, end, self.cells[0], stream
 
 
@@ -125,6 +128,31 @@ def test_the_next_job_is_left_alone(words: Callable[[str], bytes], kind: str) ->
         assert (await end).kind == kind
         assert not cell.killed and not cell.signals and not other.done()
         assert cell.restores == 2 and not first.running and not second.running
+        cell.exit(0, "code")
+        await other
+        await pool.stock.close()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_the_output_of_the_next_job_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A VM ends, and its place is the next job's, while the first one is still being sent."""
+
+    async def main() -> None:
+        pool = Pool()
+        turn = asyncio.Event()
+
+        async def send(stream: JobStream, data: bytes) -> None:
+            await turn.wait()
+            await Stream.send(stream, data)
+
+        monkeypatch.setattr(JobStream, "send", send)
+        _, end, cell, _ = await pool.start(sent=False)
+        cell.exit(0, "killed")
+        _, other, _, _ = await pool.start(sent=False)
+        assert cell.restores == 2 and not end.done()
+        turn.set()
+        assert (await end).kind == "killed" and cell.asked == [1, 2]
         cell.exit(0, "code")
         await other
         await pool.stock.close()

@@ -176,6 +176,8 @@ class Run:
                 told = None
                 self._kill(vm)
             if told is not None:
+                # Its flows, before anything is waited for: then its place may be the next one's.
+                self._outputs = _Output(self, vm.stream(1), 1), _Output(self, vm.stream(2), 2)
                 most = self._limits.seconds
                 if most is not None:
                     timer = loop.call_later(most, self.end, "timeout", f"timed out after {most:g} s")
@@ -184,9 +186,6 @@ class Run:
                 else:
                     vm.stream(0).send_eof()
                 await self._dispatch(vm, told)
-                self._outputs = _Output(self, vm.stream(1), 1), _Output(self, vm.stream(2), 2)
-                for output in self._outputs:
-                    output.more()
             while self._report is None:
                 await self._wait()
             seconds = time.perf_counter() - self._began
