@@ -7,9 +7,10 @@ from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any, Literal
 
+import pytest
 from agentfw.pool import stock
-from agentfw.pool.cells import SOON_AFTER, SOON_CELLS, SOON_PART, CellLike, Loss, Vm
-from agentfw.pool.groups import CELL_VMS, Group, GroupKey, Trouble
+from agentfw.pool.cells import SOON_AFTER, SOON_CELLS, SOON_PART, WARM_SECONDS, CellLike, Loss, Vm
+from agentfw.pool.groups import CELL_VMS, FAILURES, Group, GroupKey, Trouble
 from agentfw.pool.stock import Stock
 from agentfw.pool.templates import Prepared
 from agentfw_vmm import CellError, CellHandler, VmExit, VmStatistics
@@ -17,7 +18,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from .fake_cells import FakeCell
+from .fake_cells import FakeCell, frame
 
 Kind = Literal["code", "signal"]
 KINDS: st.SearchStrategy[Kind] = st.sampled_from(["code", "code", "code", "signal"])
@@ -407,6 +408,40 @@ def test_what_ended_is_put_back_for_the_next_of_its_group() -> None:
     assert pool.stock.counted["recycled"] == 20 and pool.stock.counted["restored"] <= 3
     pool.submit("a", TEMPLATES[0], "cell", 1, ["signal"])
     assert pool.stock.counted["recycled"] == 20
+    pool.teardown()
+
+
+@pytest.mark.parametrize("words", [b"", b"\xff" * 8, frame({"cold": 1})])
+def test_vms_that_do_not_get_warm_are_failures(words: bytes) -> None:
+    """Else the next are made at once, for ever, and jobs wait for them."""
+    pool = Pool()
+    pool.begin(False)
+    pool.submit("a", TEMPLATES[0], "cell", 1, [])
+    pool.starting_all()
+    for _ in range(2):
+        for vm in pool.alive("warming"):
+            pool.native(vm).stream(vm.number, 3).write_out(words)
+        pool.step(0.0 if words else WARM_SECONDS + 1)
+        pool.stock.tick()
+        assert pool.stock.count["ending"] and not pool.stock.count["warming"]
+        pool.obey()
+        check(pool)
+        pool.step(1.0)
+    assert pool.aimed.failures >= FAILURES and "did not become ready" in pool.jobs[0].trouble
+    pool.teardown()
+
+
+def test_half_a_word_is_not_the_next_life_s() -> None:
+    pool = Pool()
+    pool.begin(False)
+    pool.starting_all()
+    vm = pool.alive("warming")[0]
+    pool.native(vm).stream(vm.number, 3).write_out(frame({"warm": 1})[:7])
+    pool.native(vm).exit(vm.number, "signal")
+    pool.step(1.0)
+    assert vm.state == "warming" and vm.life == 2
+    pool.get_warm(99)
+    assert vm.state == "idle"
     pool.teardown()
 
 

@@ -116,7 +116,7 @@ class Lane:
 class Vm:
     """A place for a VM in a cell."""
 
-    __slots__ = ("begun", "born", "cell", "frames", "hurry", "kept", "lane", "life", "number", "soon", "state", "user",
+    __slots__ = ("begun", "born", "cell", "frames", "hurry", "kept", "lane", "life", "number", "soon", "state", "unfit", "user",
                  "warm_cpu")  # fmt: skip
 
     def __init__(self, cell: PoolCell, number: int, lane: Lane) -> None:
@@ -138,6 +138,8 @@ class Vm:
         """When its restore was asked for."""
         self.frames: Frames | None = None
         """Of what it said, if that did not come whole."""
+        self.unfit = ""
+        """Why it did not get warm, and is being killed."""
         self.user: User | None = None
         self.warm_cpu = 0
         """Nanoseconds of CPU time that it took to get warm: not its job's."""
@@ -294,6 +296,7 @@ class PoolCell:
         ahead = soon and not (vm.kept or vm.hurry)
         vm.kept = False
         vm.begun = self._loop.time()
+        vm.frames, vm.unfit = None, ""
         try:
             self.native.restore(vm.number, self._pids(), soon=soon, later=not soon)
         except CellError as error:
@@ -343,7 +346,7 @@ class PoolCell:
                 self._not_warm(vm, f"silent for {WARM_SECONDS:.0f} s")
 
     def _not_warm(self, vm: Vm, why: str) -> None:
-        log.error("a VM did not become ready: %s", why)
+        vm.unfit = f"it did not become ready: {why}"
         vm.become("ending")
         self.kill(vm)
 
@@ -423,6 +426,8 @@ class PoolCell:
         was = place.state
         if was == "empty":
             return
+        if was == "ending" and place.unfit:  # a failure, though it is we who ended it
+            was, report = "warming", VmExit("internal", 0, 0, place.unfit)
         statistics: VmStatistics | None = None
         with contextlib.suppress(CellError):
             statistics = self.native.statistics(vm)
