@@ -28,6 +28,10 @@ STRING = 32
 STRING_MAX = 1024
 IDLE = 0.2
 """Seconds after which a call that has not ended is printed as unfinished."""
+THREADS_MOST = 4096
+"""Calls of a VM that are open at once, and ..."""
+COUNTS_MOST = 1000
+"""... rows of a summary. Numbers of calls and threads are the guest's word."""
 _READY = b'{"ready"'  # what a VM says on its job stream before its program's first instruction (docs/internals.md)
 _READY_BYTES = 16
 
@@ -56,9 +60,8 @@ class _Life:
 
     begun: bool = False
     open: dict[int, _Pending] = field(default_factory=dict)  # by thread
-    threads: set[int] = field(default_factory=set)
+    threads: set[int] = field(default_factory=set)  # the first two
     newest: int = 0  # the thread whose call began last, and has not been printed
-    lost: int = 0
 
 
 @dataclass
@@ -117,6 +120,8 @@ class Strace:
 
     def count(self, event: Event, ns: int) -> None:
         key = trace_calls.name_of(event.number), "host" if event.host else "shim"
+        if len(self.counts) >= COUNTS_MOST and key not in self.counts:
+            key = "(others)", key[1]
         count = self.counts.setdefault(key, Count())
         count.calls += 1
         count.errors += -4096 < event.result < 0
@@ -167,7 +172,6 @@ class _CellTracer:
         life = self._lives.setdefault(event.vm, _Life())
         if event.lost:
             self._strace.lost += event.lost
-            life.lost += event.lost
             life.open.clear()
             if not self._strace.summary:
                 self._strace.line(f"{self._prefix(event.vm, life, 0)}({event.lost} messages were lost here)")
@@ -198,15 +202,20 @@ class _CellTracer:
             life.begun = True
 
     def _entry(self, event: Event, life: _Life) -> None:
-        self._unfinished(event.vm, life)
-        life.threads.add(event.tid)
-        if not self._strace.wants(event.number):
+        wanted = self._strace.wants(event.number)
+        if wanted:
+            self._unfinished(event.vm, life)
+        if len(life.threads) < 2:
+            life.threads.add(event.tid)
+        if not wanted:
             return
         view = View(event.args, self._strace.string, before=event.memory)
         text, done = ("", 0) if self._strace.summary else trace_calls.begun(event.number, view)
         if not trace_calls.returns(event.number):
             self._last(event, life, text)
             return
+        if len(life.open) >= THREADS_MOST and event.tid not in life.open:
+            del life.open[next(iter(life.open))]
         life.open[event.tid] = _Pending(event.number, view, text, done, event.ns)
         if not self._strace.summary:
             life.newest = event.tid

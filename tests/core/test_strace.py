@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import struct
 from collections.abc import Callable
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
-from agentfw.strace import IDLE, Strace, chosen
+from agentfw.cli.traced import StraceOptions, tracing
+from agentfw.strace import COUNTS_MOST, IDLE, THREADS_MOST, Strace, chosen
 from agentfw_vmm import VmExit
 from agentfw_vmm.syscalls import NUMBERS
 from agentfw_vmm.trace import Chunk, Event, Tracer
@@ -85,6 +88,41 @@ def test_a_call_that_waits_is_shown_before_it_ends() -> None:
         "[agent-7] <... pause resumed> <unfinished ...>",
         "[agent-7] +++ exited with 3 +++",
     ]
+
+
+def test_a_call_that_is_not_printed_is_no_other_line() -> None:
+    def what(agent: Agent) -> None:
+        agent.enter(1, "read", 3, 0x10, 5)
+        agent.enter(2, "close", 3)
+        agent.leave(2, "close", 0)
+        agent.leave(1, "read", 0)
+
+    assert traced(what, calls=chosen("read"))[:-1] == ["[pid 1] read(3, 0x10, 5) = 0 [shim]"]
+
+
+def test_what_guests_make_up_is_kept_within_bounds() -> None:
+    def threads(agent: Agent) -> None:
+        for tid in range(THREADS_MOST + 100):
+            agent.enter(tid + 1, "pause")
+
+    ends = traced(threads)[THREADS_MOST + 99 :]  # each is printed when the next comes, and again at the end
+    assert len(ends) == THREADS_MOST + 1 and ends[0].startswith("[pid 101] <... pause resumed>")
+
+    def numbers(agent: Agent) -> None:
+        for number, entry in itertools.product(range(1000, 1000 + 2 * COUNTS_MOST), (True, False)):
+            agent._tracer.call(Event(0, entry, 1, False, number, -38, number, (0,) * 6))
+
+    lines = traced(numbers, summary=True)
+    assert len(lines) <= COUNTS_MOST + 5 and any(line.split()[3:] == ["1000", "1000", "shim", "(others)"] for line in lines)
+
+
+@pytest.mark.parametrize("summary", [False, True])
+def test_a_full_disk_ends_nothing(summary: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    with tracing(StraceOptions(summary, Path("/dev/full"), "", 32), False) as strace:
+        assert strace is not None
+        strace.line("a")
+        strace.line("b")
+    assert capsys.readouterr().err == "error: /dev/full: No space left on device: what came then is not in it\n"
 
 
 def test_only_some_calls() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .options import RunError
+from .output import complain
 
 if TYPE_CHECKING:
     from ..strace import Sink, Strace
@@ -41,6 +42,26 @@ class _Stderr:
             sys.stderr.flush()
 
 
+class _File:
+    """Each line is one write. What cannot be written ends neither agents nor the command: `error`, after which nothing is."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb", buffering=0)
+        self.error: OSError | None = None
+
+    def write(self, text: str) -> None:
+        if self.error is None:
+            try:
+                self._file.write(text.encode("ascii", "replace"))
+            except OSError as error:
+                self.error = error
+
+    def close(self, path: Path) -> None:
+        self._file.close()
+        if self.error is not None:
+            complain(f"{path}: {self.error.strerror}: what came then is not in it")
+
+
 @contextlib.contextmanager
 def tracing(options: StraceOptions | None, several: bool) -> Iterator[Strace | None]:
     """The table of a summary is printed at the end. RunError: the file cannot be written, or a name is no system call's."""
@@ -57,9 +78,10 @@ def tracing(options: StraceOptions | None, several: bool) -> Iterator[Strace | N
         sink: Sink = _Stderr()
         if options.out is not None:
             try:
-                sink = stack.enter_context(options.out.open("w", encoding="ascii", buffering=1))
+                sink = file = _File(options.out)
             except OSError as error:
                 raise RunError(f"{options.out}: {error.strerror}") from None
+            stack.callback(file.close, options.out)
         strace = Strace(sink, summary=options.summary, calls=calls, string=options.size, several=several)
         try:
             yield strace
