@@ -48,7 +48,7 @@ def python(*args: str, memory: int = 512 << 20, kill: int = 0, at: bytes = b"sta
         try:
             cell.boot(0)
             pumps = [asyncio.create_task(pump(i)) for i in range(2)]
-            report = await handler.exit(30)
+            report = await handler.exit(100)
             await asyncio.wait(pumps, timeout=5)
             return report, texts[0].decode(), texts[1].decode()
         finally:

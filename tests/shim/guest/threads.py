@@ -58,7 +58,9 @@ def spin(i: int) -> None:
 threads = [threading.Thread(target=spin, args=(i,)) for i in range(4)]
 for thread in threads:
     thread.start()
-time.sleep(0.3)
+deadline = time.monotonic() + 20  # an end, if one of them starves; how soon each has a turn is the machine's load
+while not all(counts) and time.monotonic() < deadline:
+    time.sleep(0.1)
 stop = True
 for thread in threads:
     thread.join()
@@ -99,8 +101,8 @@ print("woken", len(woken))
 with ThreadPoolExecutor(16) as pool:
     print("pool", sum(pool.map(lambda x: x * x, range(1000))))
     start = time.monotonic()
-    list(pool.map(time.sleep, [0.05] * 16))
-    print("sleeps overlap", time.monotonic() - start < 0.6)
+    list(pool.map(time.sleep, [0.25] * 16))
+    print("sleeps overlap", time.monotonic() - start < 3.5)
 
 barrier = threading.Barrier(5)
 order: list[int] = []
