@@ -144,7 +144,6 @@ ON_PATHS: dict[str, Callable[[bytes], int]] = {
     "mknod file": lambda p: call("mknod", p, stat.S_IFREG | 0o640, 0),
     "mknod 0": lambda p: call("mknod", p, 0o666, 0),
     "mknod socket": lambda p: call("mknod", p, stat.S_IFSOCK | 0o640, 0),
-    "mknod device": lambda p: call("mknod", p, stat.S_IFCHR | 0o640, 0x103) if p == b"new" else 0,
     "utimensat": lambda p: call("utimensat", CWD, p, ctypes.addressof(T), 0),
     "utimensat now": lambda p: call("utimensat", CWD, p, 0, 0),
     "utimensat link": lambda p: call("utimensat", CWD, p, ctypes.addressof(T), 0x100),
@@ -186,17 +185,20 @@ def short(path: bytes) -> str:
     return os.fsdecode(path if len(path) < 40 else path[:6] + b"*%d" % len(path))
 
 
+PLANTED: list[str] = []  # the tree as plant() makes it
+
+
 def changing(words: list[object], do: Callable[[], int]) -> None:
-    before = list(tree())
     result = do()
     after = list(tree())
-    say(*words, "=", word(result), *sorted(set(before) ^ set(after)))
-    if before != after:
+    say(*words, "=", word(result), *sorted(set(PLANTED) ^ set(after)))
+    if after != PLANTED:
         plant()
 
 
 def on_paths() -> None:
     plant()
+    PLANTED.extend(tree())
     for name, do in ON_PATHS.items():
         for path in PATHS:
             changing([name, short(path)], lambda do=do, path=path: do(path))  # type: ignore[misc]
@@ -313,8 +315,6 @@ def on_descriptors() -> None:
                 continue
             ctypes.memset(at, 0, 64)
             say(kind, name, "=", word(do(fd)), MEMORY.raw[:14] if name.startswith(("pread", "preadv")) else "")
-    for name in ("memory", "unnamed"):
-        say(name, "fresh")
     streams()
 
 

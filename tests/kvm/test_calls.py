@@ -6,6 +6,7 @@ import difflib
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,8 +19,10 @@ SHM = Path("/dev/shm")  # a tmpfs, as a guest's /tmp is
 
 def same(agentfw: Callable[..., subprocess.CompletedProcess[str]], directory: Path, program: str, *arguments: str) -> list[str]:
     directory = SHM if os.access(SHM, os.W_OK) else directory
-    command = [sys.executable, str(HERE / program), str(directory), *arguments]
-    native = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    with tempfile.TemporaryDirectory(dir=directory, ignore_cleanup_errors=True) as place:
+        Path(place).chmod(0o1777)  # the program makes itself an ordinary user
+        command = [sys.executable, str(HERE / program), place, *arguments]
+        native = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     got = agentfw("run", "--no-config", "--plugins", "", HERE / program, "/tmp", *arguments)
     assert got.returncode == 0, got.stderr
     expected = native.stdout.splitlines()

@@ -9,12 +9,15 @@ import json
 import select
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from tests.conftest import COMMAND
 
 pytestmark = pytest.mark.kvm
 
@@ -49,26 +52,30 @@ STEP = st.one_of(
 
 
 class Runner:
-    def __init__(self, command: list[str]) -> None:
-        self.process = subprocess.Popen([*command, str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, command: list[str], environment: Mapping[str, str]) -> None:
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen([*command, str(PROGRAM)], stdin=pipe, stdout=pipe, text=True, env=environment)
 
     def results(self, steps: list[tuple[object, ...]]) -> list[object]:
         assert self.process.stdin is not None and self.process.stdout is not None
         print(json.dumps(steps), file=self.process.stdin, flush=True)
-        told: list[object] = json.loads(self.process.stdout.readline() or '["the program ended"]')
+        told: list[object] = json.loads(self.process.stdout.readline())  # (nothing: it ended)
         return told
 
     def close(self) -> None:
-        self.process.communicate(timeout=30)
+        try:
+            self.process.communicate(timeout=30)
+        finally:
+            self.process.kill()
 
 
 @pytest.fixture(scope="module")
-def runners() -> Iterator[tuple[Runner, Runner]]:
-    command = str(Path(sys.executable).with_name("agentfw"))
-    both = Runner([sys.executable]), Runner([command, "run", "--no-config", "--plugins", ""])
-    yield both
-    for runner in both:
-        runner.close()
+def runners(agentfw_environment: dict[str, str]) -> Iterator[tuple[Runner, Runner]]:
+    with (
+        closing(Runner([sys.executable], agentfw_environment)) as native,
+        closing(Runner([*COMMAND, "run", "--no-config", "--plugins", ""], agentfw_environment)) as guest,
+    ):
+        yield native, guest
 
 
 @settings(max_examples=400, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
