@@ -5,6 +5,7 @@ import mmap
 import os
 import stat
 import struct
+import uuid
 from pathlib import Path
 
 from .conftest import MakeVfs
@@ -144,6 +145,9 @@ def test_proc(make: MakeVfs) -> None:
     assert b"Max open files            0                    0                    files" in vfs.read("/proc/self/limits")
     assert b"MemTotal:         262144 kB\n" in vfs.read("/proc/meminfo")
     assert vfs.read("/sys/devices/system/cpu/online") == b"0\n"
+    drawn = [vfs.read("/proc/sys/kernel/random/" + name) for name in ("uuid", "uuid", "boot_id", "boot_id")]
+    assert len(set(drawn)) == 3 and drawn[2] == drawn[3]
+    assert all(uuid.UUID(each.decode().removesuffix("\n")).version == 4 for each in drawn)
     assert b"tmpfs /tmp tmpfs rw 0 0\n" in vfs.read("/proc/mounts")
     assert "4711" in vfs.listdir("/proc") and "status" in vfs.listdir("/proc/self")
     vfs.chdir("/tmp")

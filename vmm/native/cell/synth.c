@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <time.h>
 #include "proc.h"
 
@@ -168,6 +169,36 @@ static void g_cwd(struct vfs *vfs, struct text *t)
     line(t, "%s", vfs->cwd);
 }
 
+static void draw(uint8_t id[16])
+{
+    while (getrandom(id, 16, 0) != 16)
+        ;
+    id[6] = 0x40 | (id[6] & 15);     /* version 4 */
+    id[8] = 0x80 | (id[8] & 63);
+}
+
+static void uuid_line(struct text *t, const uint8_t id[16])
+{
+    for (int i = 0; i < 16; i++)
+        line(t, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", id[i]);
+    line(t, "\n");
+}
+
+static void g_uuid(struct vfs *vfs, struct text *t)
+{
+    uint8_t id[16];
+    (void)vfs;
+    draw(id);
+    uuid_line(t, id);
+}
+
+static void g_boot_id(struct vfs *vfs, struct text *t)
+{
+    if (!vfs->boot_id[6])
+        draw(vfs->boot_id);
+    uuid_line(t, vfs->boot_id);
+}
+
 static void g_agentfw(struct vfs *vfs, struct text *t)
 {
     if (vfs->vm->note)
@@ -224,6 +255,11 @@ static const struct entry {
     {"/proc/sys/kernel/threads-max", FILE_, 0, "1024\n"},
     {"/proc/sys/kernel/ngroups_max", FILE_, 0, "65536\n"},
     {"/proc/sys/kernel/cap_last_cap", FILE_, 0, "40\n"},
+    {"/proc/sys/kernel/random", DIR_, 0, 0},
+    {"/proc/sys/kernel/random/boot_id", FILE_, g_boot_id, 0},
+    {"/proc/sys/kernel/random/uuid", FILE_, g_uuid, 0},
+    {"/proc/sys/kernel/random/entropy_avail", FILE_, 0, "256\n"},
+    {"/proc/sys/kernel/random/poolsize", FILE_, 0, "256\n"},
     {"/proc/sys/vm", DIR_, 0, 0},
     {"/proc/sys/vm/overcommit_memory", FILE_, 0, "0\n"},
     {"/proc/sys/vm/max_map_count", FILE_, 0, "65530\n"},
