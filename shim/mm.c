@@ -281,7 +281,9 @@ s64 sys_mprotect(u64 addr, u64 len, u64 prot)
 }
 
 #define MADV_DONTNEED 4
-#define MADV_KNOWN 0x2ffff1f         /* bits of the advices up to MADV_COLLAPSE, without MADV_DONTNEED_LOCKED */
+/* Bits of the advices up to MADV_COLLAPSE, without MADV_DONTNEED_LOCKED; and without MADV_WIPEONFORK: generators that count on it to see a
+ * fork draw from getrandom() each time where it is refused, and are not the same in all VMs of a snapshot. */
+#define MADV_KNOWN 0x2fbff1f
 s64 sys_madvise(u64 addr, u64 len, u64 advice)
 {
     page start, end;

@@ -25,6 +25,7 @@ DIFFERENT = {
     r"mmap: argument 4 = hugetlb": "the machine below may have huge pages",
     r"mprotect: argument 3 = (8|sem\|RW)": "PROT_SEM, which Linux ignores",
     r"madvise: argument 3 = (24|102)": "newer advices than the kernel that is told",
+    r"madvise: argument 3 = 18": "MADV_WIPEONFORK: a restore is none that it would see",
     r"(madvise length|msync|mlock2?|munlock): argument [12] = (minus1|-1|-4096)": "lengths that wrap",
     r"mremap.*: argument [123] = (null|kernel.*|minus page|0|2\^\d+|-1|-4096)": "EINVAL or EFAULT where nothing is mapped",
     r"prctl.*: argument 1 = GET_(DUMPABLE|SPECULATION)": "the native program changed its user; mitigations",
