@@ -27,22 +27,23 @@ from pathlib import Path
 DUMP = Path(__file__).parent / "guest/memory_dump.py"
 PAGE = 4096
 WINDOW = 16
-SEEN = 24  # bytes that the dump begins with
+SEEN = 32  # bytes that the dump begins with
 SHOWN = 40
 SPACE_END = 0x3C0000000  # AFW_SPACE_END (abi.h)
 
 
 @dataclass
 class Vm:
-    """Pages by address, and what the C library drew when it started: AT_RANDOM's bytes, and malloc's mark of freed pieces."""
+    """Pages by address, and what the C library starts with: AT_RANDOM, where it is, and malloc's mark of freed pieces."""
 
     at_random: bytes
+    at: int
     freed: bytes
     pages: dict[int, bytes] = field(default_factory=dict)
 
-    def reason(self, window: bytes) -> str:
+    def reason(self, address: int, window: bytes) -> str:
         """Why these bytes are a template's, by design; or ""."""
-        if any(self.at_random[at : at + 5] in window for at in range(12)):
+        if abs(address - self.at) < WINDOW or any(self.at_random[at : at + 5] in window for at in range(12)):
             return "AT_RANDOM: the C library's stack protector and pointer guard"
         return self._of_word(window[:8]) or self._of_word(window[8:])
 
@@ -70,7 +71,7 @@ def dump(cache: Path, options: list[str]) -> Vm:
     done = subprocess.run([*command, *options, str(DUMP)], env=environment, capture_output=True, timeout=300)
     if done.returncode:
         raise RuntimeError(done.stderr.decode(errors="replace").strip())
-    vm = Vm(done.stdout[:16], done.stdout[16:SEEN])
+    vm = Vm(*struct.unpack_from("<16sQ8s", done.stdout))
     for at in range(SEEN, len(done.stdout), 8 + PAGE):
         (address,) = struct.unpack_from("<Q", done.stdout, at)
         vm.pages[address] = done.stdout[at + 8 : at + 8 + PAGE]
@@ -99,7 +100,7 @@ def common(one: Vm, other: Vm, second: Vm) -> list[Found]:
                 and looks_random(window)
                 and window not in everything
             ):
-                reason = one.reason(window)
+                reason = one.reason(address + at, window)
                 last = found[-1] if found else Found(0, b"")
                 begin = last.address - address  # within this page, if it is of it
                 if begin >= 0 and begin + len(last.data) + WINDOW >= at and last.reason == reason:

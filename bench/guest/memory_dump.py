@@ -1,4 +1,5 @@
-"""Writes its own memory: 24 bytes that the C library drew, then pages that are not zero, each behind its address (u64)."""
+"""Writes its own memory: AT_RANDOM's 16 bytes, their address (u64), malloc's mark of freed pieces (8 bytes), then pages that are
+not zero, each behind its address (u64)."""
 
 import contextlib
 import ctypes
@@ -41,7 +42,8 @@ def explained():
     libc.free.argtypes = (ctypes.c_void_p,)
     piece = libc.malloc(40)
     libc.free(piece)
-    return ctypes.string_at(libc.getauxval(25), 16) + ctypes.string_at(piece + 8, 8)
+    at_random = libc.getauxval(25)
+    return ctypes.string_at(at_random, 16) + struct.pack("<Q", at_random) + ctypes.string_at(piece + 8, 8)
 
 
 def draw():

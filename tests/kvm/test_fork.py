@@ -74,6 +74,17 @@ def test_what_is_random_differs(agentfw_environment: dict[str, str]) -> None:
 import os, random, secrets, ssl, sys, tempfile, time, uuid
 random.seed(1); random.gauss(0, 1)
 list(zip(range(3), tempfile._get_candidate_names()))
+uuid.uuid1()
+context = ssl.create_default_context()
+boot = open("/proc/sys/kernel/random/boot_id").read()
+def hello():
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    try:
+        context.wrap_bio(incoming, outgoing, server_hostname="localhost").do_handshake()
+    except ssl.SSLWantReadError:
+        data = outgoing.read()
+        return data[11:43].hex(), data[44:76].hex(), data.partition(b"\\0\\x1d\\0\\x20")[2][:32].hex()  # random, session, X25519
+hello()
 print("ready", flush=True)
 time.sleep(0.7)
 print(random.random(), random.getrandbits(64), random.gauss(0, 1))
@@ -81,13 +92,17 @@ print(os.urandom(8).hex())
 print(uuid.uuid4(), secrets.token_hex(8))
 print(next(tempfile._get_candidate_names()))
 print(ssl.RAND_bytes(8).hex())
-print(os.getpid(), open("/proc/self/stat").read().split()[0], open("/proc/agentfw").read())
+print(os.getpid(), open("/proc/self/stat").read().split()[0], open("/proc/agentfw").read().strip())
+print(*hello())
+time = uuid.uuid1()
+print(f"{time.node:x}-{time.clock_seq:x}", open("/proc/sys/kernel/random/boot_id").read().strip())
 print("end", flush=True)
 """
     found = check(agentfw_environment, code)
     for kind in zip(*found, strict=False):
         values = [value for line in kind for value in line.split() if value]
         assert len(set(values)) == len(values) or kind[0].split()[0].isdigit(), kind
+    assert all(len(lines) == 8 and len(lines[6].split()) == 3 for lines in found)
     assert [lines[5].split()[2:] for lines in found] == [[], ['{"index":', "0}"], ['{"index":', "1}"]]
     assert all(lines[5].split()[0] == lines[5].split()[1] for lines in found)
 

@@ -424,12 +424,15 @@ def _one_process() -> None:
 
 def _preload() -> None:
     """Modules that the operator wants in the template; imported as the program would."""
+    generate = getattr(uuid, "_generate_time_safe", None)  # libuuid's: keeps its node and clock, which would be all VMs'
+    uuid._generate_time_safe = None  # type: ignore[attr-defined]
     for name in filter(None, os.environ.pop("AGENTFW_PRELOAD", "").split(",")):
         try:
             importlib.import_module(name)
         except BaseException as error:
             print(f"agentfw: cannot preload `{name}`: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             os._exit(126)
+    uuid._generate_time_safe = generate  # type: ignore[attr-defined]
 
 
 #: Variables for the libraries of a starting template; a program that has them gets them with its job
@@ -487,7 +490,7 @@ def _use_once() -> None:
     """OpenSSL looks its algorithms up when a first context is made, the C library its modules when a first name is resolved.
     That is done here, and not in each agent (7 ms of CPU time, 1 MB). Random numbers are not the template's: OpenSSL seeds
     itself anew where the pid is another."""
-    with contextlib.suppress(Exception):  # what is wrong with them is for the program to find
+    with contextlib.suppress(Exception), practice_calls.nothing_drawn():  # what is wrong with them is for the program to find
         ssl.create_default_context()
         socket.getaddrinfo("localhost", 443, type=socket.SOCK_STREAM)
 

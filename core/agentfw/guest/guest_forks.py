@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _ssl
 import contextlib
 import ctypes
 import gc
@@ -9,13 +10,16 @@ import logging
 import os
 import random
 import signal
+import ssl
 import struct
 import sys
 import threading
 import types
 from collections.abc import Callable
+from typing import Any
 
 FORK_SIGNAL = 63  # AFW_FORK_SIGNAL in shim/abi.h
+GET_TICKET_KEYS, SET_TICKET_KEYS = 58, 59  # SSL_CTRL_SET_TLSEXT_TICKET_KEYS in openssl/ssl.h
 FORK_FILL = 0x204178  # where AFW_CTL has its field fork_fill (tests/test_abi.py)
 
 
@@ -41,6 +45,8 @@ def _forked(number: int, frame: types.FrameType | None) -> None:
     _keep_loops()
     random.seed()
     _renew()
+    if "uuid" in sys.modules:
+        sys.modules["uuid"]._generate_time_safe = None  # type: ignore[attr-defined]  # libuuid's node and clock are the original's
 
 
 def _renew() -> None:
@@ -70,6 +76,28 @@ def _keep_loops() -> None:
         ctypes.c_int.from_address(id(holder) + 24).value = os.getpid()  # behind the object's head and the loop
 
 
+class TicketKeys:
+    """Of TLS contexts that modules made before the snapshot: with a server's all its clients' sessions are encrypted."""
+
+    def __init__(self) -> None:
+        gc.collect()
+        kind = ssl.SSLContext.__mro__[-2]  # the real _ssl's
+        self.contexts = [each for each in gc.get_objects() if issubclass(type(each), kind)]
+        self.control: Any = None
+        if self.contexts:
+            with contextlib.suppress(AttributeError, OSError):
+                self.control = ctypes.CDLL(getattr(_ssl, "__file__", None)).SSL_CTX_ctrl
+                self.control.argtypes = ctypes.c_void_p, ctypes.c_int, ctypes.c_long, ctypes.c_char_p
+                self.control.restype = ctypes.c_long
+
+    def renew(self) -> None:
+        for context in self.contexts if self.control is not None else ():
+            address = ctypes.c_void_p.from_address(id(context) + object.__basicsize__).value  # (the first that it keeps)
+            size = self.control(address, GET_TICKET_KEYS, 0, None)
+            self.control(address, SET_TICKET_KEYS, size, os.urandom(size))
+        self.contexts = []
+
+
 class ForkHooks:
     """What a restored VM does of what a forked child must do (PyOS_AfterFork_Child()).
 
@@ -83,6 +111,7 @@ class ForkHooks:
 
     def __init__(self, ignored: Callable[[BaseException, object], None]) -> None:
         self.ignored = ignored
+        self.tickets = TicketKeys()
 
         def before() -> None:
             """Found in the interpreter's own list of hooks, which nothing else gives."""
@@ -126,6 +155,7 @@ class ForkHooks:
 
     def go_on(self) -> None:
         """After it."""
+        self.tickets.renew()
         if self.whole:
             ctypes.pythonapi.PyOS_AfterFork_Child()
             _renew()

@@ -1,17 +1,21 @@
 """Before the snapshot: what an agent's first call over TLS does, done some times over with a server that only this program plays.
 
 Code that has run is specialised, its caches are full and its counters are at their end: agents write to fewer pages, and run less
-(see `_practise()` in bootstrap.py). Nothing of it is kept: no connection, no session, no answer.
+(see `_practise()` in bootstrap.py). Nothing of it is kept: no connection, no session, no answer, and no random number.
 """
 
 from __future__ import annotations
 
+import _ssl
 import base64
 import contextlib
+import ctypes
 import http.client
 import json
 import socket
 import ssl
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import offload_local  # type: ignore[import-not-found,unused-ignore]
@@ -20,6 +24,45 @@ from offload_links import MAGIC  # type: ignore[import-not-found,unused-ignore]
 TIMES = 20
 HOST = "practice.invalid"  # RFC 2606: nobody's
 BODY = json.dumps({"model": "none", "messages": [{"role": "user", "content": "practice"}]})
+
+
+@contextlib.contextmanager
+def nothing_drawn() -> Iterator[None]:
+    """For this thread OpenSSL's random numbers are zeros in here.
+
+    A context draws keys for its tickets as it is made, and leaves them in freed memory, where they would be the same in all VMs
+    (bench/uniqueness.py). Where OpenSSL is part of the interpreter and hidden, they are left: nothing was encrypted with them.
+    """
+    try:
+        library = ctypes.CDLL(getattr(_ssl, "__file__", None))
+        method, choose = library.RAND_get_rand_method, library.RAND_set_rand_method
+        draws = library.RAND_bytes, library.RAND_priv_bytes
+    except (AttributeError, OSError):
+        yield
+        return
+    own = ctypes.create_string_buffer(16)
+    for draw in draws:  # its generators are made, which is a part of what its first use costs; each VM seeds them anew
+        draw(own, len(own))
+    ctypes.memset(own, 0, len(own))
+    method.restype, choose.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
+    usual = method()
+    others = kind.from_address(usual + ctypes.sizeof(ctypes.c_void_p))  # RAND_METHOD: seed, bytes, ...
+    thread = threading.get_ident()
+
+    def fill(buffer: int, size: int) -> int:
+        if threading.get_ident() != thread:
+            return int(others(buffer, size))
+        ctypes.memset(buffer, 0, size)
+        return 1
+
+    zeros = kind(fill)
+    ours = (ctypes.c_void_p * 6)(None, ctypes.cast(zeros, ctypes.c_void_p))
+    choose(ctypes.addressof(ours))
+    try:
+        yield
+    finally:
+        choose(usual)
 
 
 def _answers() -> bytes:
@@ -57,7 +100,7 @@ def practise() -> int:
     local = offload_local.local_peer
     offload_local.local_peer = lambda sock: local(sock) is None  # the server is in this guest, and is to pass for another
     try:
-        with contextlib.suppress(Exception), socket.create_server(("127.0.0.1", 0)) as server:
+        with contextlib.suppress(Exception), nothing_drawn(), socket.create_server(("127.0.0.1", 0)) as server:
             server.settimeout(10)
             answers = _answers()
             for _ in range(TIMES):
