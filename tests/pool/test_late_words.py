@@ -160,6 +160,29 @@ def test_the_output_of_the_next_job_is_left_to_it(monkeypatch: pytest.MonkeyPatc
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
+def test_a_vm_that_is_lost_as_it_is_given_away_is_not_told_a_job() -> None:
+    """Its place may be another's by then."""
+
+    async def main() -> None:
+        pool = Pool()
+        _, end, cell, stream = await pool.start()
+        run = Run(pool.around, Agent("late", "x", {}), Job(mode="code", target="pass"), Limits(), Heard())
+        waits = asyncio.ensure_future(run.perform(KEY, {}, None))
+        await until(lambda: len(pool.stock.queue))
+        stream.write_out(acknowledged(stream.ack))
+        cell.exit(0, "code")
+        assert (await end).kind == "code"
+        await until(lambda: cell.live)
+        given = cell.last[0]
+        given.say({"warm": 1})
+        await until(lambda: pool.stock.count["running"])
+        cell.exit(0, "signal")
+        assert (await waits).kind == "signal" and not given.sent
+        await pool.stock.close()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
 def test_what_is_killed_while_it_is_saved_has_no_copies() -> None:
     async def main() -> None:
         pool = Pool()

@@ -170,9 +170,9 @@ class Run:
         feeding: asyncio.Task[None] | None = None
         timer: asyncio.TimerHandle | None = None
         try:
-            if self._reason is None:
+            if self._reason is None and self._report is None:
                 told = self._prepare(vm, key.template, environment)
-            else:  # it was ended in the very moment in which it was given its VM
+            else:  # it was ended, or its VM was lost, in the very moment in which it was given that
                 told = None
                 self._kill(vm)
             if told is not None:

@@ -123,7 +123,8 @@ class Stock:
         except asyncio.CancelledError:
             if entry.future.done() and not entry.future.cancelled() and entry.future.exception() is None:
                 vm = entry.future.result()  # it was given one in this very moment
-                vm.cell.kill(vm)
+                if vm.user is user:  # and that has not ended since
+                    vm.cell.kill(vm)
                 self.over(tenant)
             self.queue.remove(tenant, entry)
             raise
