@@ -94,7 +94,7 @@ def find_interpreter(python: str, environment: Mapping[str, str]) -> Interpreter
     """Ask `python` (a path) what it is, under the environment that its template will have. GuestError if it is of no use."""
     try:
         done = subprocess.run(
-            [python, "-c", _PROBE],
+            [str(Path(python).absolute()) if "/" in python else python, "-c", _PROBE],
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             capture_output=True,

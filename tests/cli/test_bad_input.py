@@ -152,6 +152,7 @@ def test_says_what_is_wrong(agentfw: Agentfw, tmp_path: Path, arguments: list[st
         (["x.py"], "run a script with `agentfw run x.py`"),
         (["run", "--plugins", "polcy", "x.py"], "did you mean `policy`?"),
         (["run", "x"], "did you mean `x.py`?"),
+        (["run", "--strace", "summary", "x.py"], "did you mean `--strace=summary`?"),
         (["run", "-q", "--plugins", "./takes.py", "x.py"], "only a class with `config_type` is given a table"),
         pytest.param(["run", "-q", "--plugins", "./boom.py", "x.py"], "KeyError: 5 at HERE/boom.py:4", marks=pytest.mark.kvm),
     ],

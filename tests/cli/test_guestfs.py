@@ -11,6 +11,7 @@ import pytest
 from agentfw import guestfs, snapshots
 from agentfw.fleet import default_environment, template_environment
 from agentfw.guestfs import View, add_program, base_view, exposes, find_interpreter, parse_mount
+from agentfw.pool.config import TemplateConfig
 from agentfw_vmm import Mount
 
 
@@ -22,6 +23,20 @@ def interpreter() -> guestfs.Interpreter:
 def test_the_interpreter_is_what_runs_here(interpreter: guestfs.Interpreter) -> None:
     assert interpreter.executable == sys.executable and interpreter.version == sys.version_info[:3]
     assert interpreter.prefix == sys.prefix and any("libc.so" in name for name in interpreter.libraries)
+
+
+def test_a_relative_path_of_an_interpreter_begins_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").symlink_to(sys.executable)
+    monkeypatch.chdir(tmp_path)
+    for name in ("bin/python", "./bin/python", "bin/../bin/python"):
+        assert find_interpreter(name, default_environment()).version == sys.version_info[:3]
+
+
+def test_a_templates_interpreter_lies_beside_its_agentfw_toml(tmp_path: Path) -> None:
+    assert TemplateConfig(python="venv/bin/python").beside(tmp_path).python == f"{tmp_path}/venv/bin/python"
+    assert TemplateConfig(python="/usr/bin/python3").beside(tmp_path).python == "/usr/bin/python3"
+    assert TemplateConfig(python="python3").beside(tmp_path).python == "python3"
 
 
 def _resolve(view: View, path: str) -> str | None:

@@ -116,6 +116,8 @@ def check_program(program: Sequence[str]) -> tuple[Mode, str, list[str]]:
     except (OSError, ValueError) as error:  # not there, too long, a loop of links
         named = first and isinstance(error, FileNotFoundError) and not path.suffix
         near = f"`{first}.py`" if named and Path(f"{first}.py").is_file() else ""
+        if first in ("summary", "lines"):
+            near = f"`--strace={first}`"  # what takes its value with `=` only
         raise RunError(f"script `{first}` not found", f"did you mean {near}?" if near else "", 127) from None
     if path.is_dir() and not (path / "__main__.py").is_file():
         raise RunError(f"`{first}` is a directory without a `__main__.py`", "", 126)

@@ -31,11 +31,13 @@ class TemplateConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw
     """VMs kept warm for it (default tenant); None: the pool's `idle` for the template "default", none for others."""
 
     def beside(self, directory: Path) -> TemplateConfig:
-        if self.mount is None:
-            return self
-        parts = [text.partition(":") for text in self.mount]
-        mount = tuple(path_beside(directory, host) + colon + guest if host else colon + guest for host, colon, guest in parts)
-        return msgspec.structs.replace(self, mount=mount)
+        python, mount = self.python, self.mount
+        if python is not None and "/" in python:  # else a name, to be found as a shell does
+            python = path_beside(directory, python)
+        if mount is not None:
+            parts = [text.partition(":") for text in mount]
+            mount = tuple(path_beside(directory, host) + colon + guest if host else colon + guest for host, colon, guest in parts)
+        return msgspec.structs.replace(self, python=python, mount=mount)
 
 
 class TenantConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
