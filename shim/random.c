@@ -7,15 +7,18 @@ void random_bytes(void *buffer, size_t n)
 {
     u8 *p = buffer;
     while (n) {
-        u32 take = n;
-        if (n > MANY)
+        s64 take = (s64)n;
+        if (n > MANY) {
             take = ring_call(AFW_OP_RANDOM, (u64)p, n, 0, 0, 0, 0);
-        else {
-            if (CTL->random_left < take)             /* (what is left is not mixed in: it is as good as the next) */
+            if (take <= 0)           /* a mapped file's end lies before it */
+                fail(-EFAULT);
+        } else {
+            if (CTL->random_left < n)                /* (what is left is not mixed in: it is as good as the next) */
                 ring_call(AFW_OP_RANDOM, 0, 0, 0, 0, 0, 0);
-            u8 *from = CTL->random + (CTL->random_left -= take);
-            memcpy(p, from, take);
-            memset(from, 0, take);   /* what was handed out, no snapshot or later reader of the page has */
+            u32 left = CTL->random_left - (u32)n;
+            memcpy(p, CTL->random + left, n);
+            memset(CTL->random + left, 0, n);        /* what was handed out, no snapshot or later reader of the page has */
+            CTL->random_left = left; /* last: a VM that is forked in between has new ones, and what was wiped of them is not handed out */
         }
         p += take;
         n -= take;

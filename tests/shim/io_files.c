@@ -3,6 +3,8 @@
 #include <dirent.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/uio.h>
@@ -244,6 +246,19 @@ static void names(void)
     T(open(buf, O_RDONLY));
 }
 
+/* Memory that is mapped, and has no file behind it */
+static void beyond(void)
+{
+    int f = open("short", O_RDWR | O_CREAT, 0600), random = open("/dev/urandom", O_RDONLY);
+    T(ftruncate(f, 4096));
+    char *p = mmap(0, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE, f, 0);
+    CHECK(p != MAP_FAILED);
+    T(getrandom(p, 4096, 0));
+    T(getrandom(p + 4096, 4096, 0));
+    T(read(random, p + 4096, 4096));
+    T(munmap(p, 8192) + close(f) + close(random));
+}
+
 static void locks(void)
 {
     int a = open("lock", O_RDWR | O_CREAT, 0600), b = open("lock", O_RDWR);
@@ -268,5 +283,6 @@ int main(void)
     ahead();
     names();
     locks();
+    beyond();
     return 0;
 }
