@@ -231,6 +231,9 @@ PL(newfstatat)
     return d & AT_EMPTY_PATH && (int)a >= 0 && !user_strlen(b, 1) ? sys_fstat(need(a), c, 0, 0, 0, 0) : sys_ask(a, b, c, d, e);
 }
 
+/* Is descriptor fd this file still? Who waits for another one does not hold it */
+static int still(u64 fd, struct file *f, u32 ino) { return peek(fd) == f && f->ino == ino; }
+
 /* Only as much is read as can be written without waiting: nobody else has the bytes in between. */
 FD(sendfile)
 {
@@ -239,6 +242,7 @@ FD(sendfile)
     struct chan *t = o->ops == &pipe_ops || o->ops == &sock_ops ? STREAM(o)->tx : 0;
     struct io io;
     u64 at, done = 0;
+    u32 ino = in->ino;
     if ((in->flags & O_ACCMODE) == O_WRONLY || !(o->flags & O_ACCMODE))
         return -EBADF;
     if (in->ops != &ring_ops || o->flags & O_APPEND || !(o->ops->seek || o->ops == &pipe_ops || o->ops == &sock_ops))
@@ -251,6 +255,8 @@ FD(sendfile)
         if (t && !t->frames)
             while (!(room = chan_room(t)) && !chan_broken(t))
                 file_wait(o, 0, NEVER);
+        if (!still(b, in, ino))
+            fail(-EBADF);
         n = handle_call(in, (u64)bytes, min64(n, room + !room), at, AFW_OP_PREAD);
         if (!n)
             break;
@@ -258,11 +264,13 @@ FD(sendfile)
         s64 r = o->ops->write(o, &io, 0, -1);
         if (r < 0)
             fail(r);
+        if (o->handle)
+            n -= io.left;            /* no room for the rest */
         PROGRESS = done += n;
         at += n;
         if (c)
             copy_out(c, &at, 8);
-        else
+        else if (still(b, in, ino))
             RING(in)->place = at;
     }
     return done;

@@ -5,6 +5,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/uio.h>
@@ -259,6 +260,37 @@ static void beyond(void)
     T(munmap(p, 8192) + close(f) + close(random));
 }
 
+static int from, into[2];
+static void *send_file(void *count)
+{
+    return (void *)sendfile(into[1], from, 0, (size_t)count);
+}
+
+/* The file is closed, and its number another's, while sendfile() waits for room */
+static void replaced(void)
+{
+    int f = open("others", O_RDWR | O_CREAT, 0600), strange = 0;
+    memset(buf, 'o', 100000);
+    T(write(f, buf, 100000));
+    T(close(f));
+    from = open("sent", O_RDWR | O_CREAT, 0600);
+    T(ftruncate(from, 100000));
+    T(pipe(into));
+    void *t = start(send_file, (void *)100000);
+    pause_ms(30);
+    T(close(from));
+    T(open("others", O_RDONLY) == from);
+    for (int i = 0; i < 65536; i++)
+        CHECK(read(into[0], buf, 1) == 1);
+    finish(t);
+    T(close(into[1]));
+    for (ssize_t n; (n = read(into[0], buf, sizeof buf)) > 0;)
+        strange += memchr(buf, 'o', (size_t)n) != 0;
+    T(strange);
+    T(lseek(from, 0, SEEK_CUR));
+    T(close(from) + close(into[0]));
+}
+
 static void locks(void)
 {
     int a = open("lock", O_RDWR | O_CREAT, 0600), b = open("lock", O_RDWR);
@@ -284,5 +316,6 @@ int main(void)
     names();
     locks();
     beyond();
+    replaced();
     return 0;
 }

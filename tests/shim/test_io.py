@@ -23,11 +23,12 @@ def native(built: Path, program: str) -> list[str]:
     return run.stdout.decode().splitlines()
 
 
-def in_vm_output(built: Path, program: str) -> tuple[VmExit, bytes]:
+def in_vm_output(built: Path, program: str, tmp_bytes: int = 256 << 20) -> tuple[VmExit, bytes]:
     async def main() -> tuple[VmExit, bytes]:
         path = f"/t/{program}"
         handler = Handler()
-        cell = await Cell.start(CellConfig(memory=1 << 28, mounts=[Mount("/t", built)], program=path, argv=[path]), handler)
+        config = CellConfig(memory=1 << 28, mounts=[Mount("/t", built)], program=path, argv=[path], tmp_bytes=tmp_bytes)
+        cell = await Cell.start(config, handler)
         try:
             cell.boot(0)
             out = bytearray()
@@ -58,6 +59,13 @@ def test_in_vm(built: Path, program: str) -> None:
     report, out = in_vm_output(built, program)
     assert (report.kind, report.code, report.text) == ("code", 0, report.text)
     same(native(built, program), out.decode().splitlines())
+
+
+@pytest.mark.kvm
+@pytest.mark.parametrize(("tmp_bytes", "said"), [(480_000, b"ENOSPC\n"), (700_000, b"all\n")])
+def test_sendfile_counts_what_was_written(built: Path, tmp_bytes: int, said: bytes) -> None:
+    report, out = in_vm_output(built, "full", tmp_bytes)
+    assert (report.kind, report.code, out) == ("code", 0, said), report.text
 
 
 @pytest.fixture(scope="session")
