@@ -21,8 +21,8 @@ LIBC.syscall.restype = ctypes.c_long
 LIBC.mmap.restype = ctypes.c_void_p
 LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 NR = {
-    "read": 0, "write": 1, "open": 2, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "lseek": 8, "mmap": 9, "pread64": 17, "pwrite64": 18,
-    "readv": 19, "writev": 20, "access": 21, "dup": 32, "dup2": 33, "sendfile": 40, "fcntl": 72, "flock": 73, "fsync": 74, "fdatasync": 75,
+    "read": 0, "write": 1, "open": 2, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "lseek": 8, "mmap": 9, "munmap": 11, "pread64": 17,
+    "pwrite64": 18, "readv": 19, "writev": 20, "access": 21, "dup": 32, "dup2": 33, "sendfile": 40, "fcntl": 72, "flock": 73, "fsync": 74, "fdatasync": 75,
     "truncate": 76, "ftruncate": 77, "getcwd": 79, "chdir": 80, "fchdir": 81, "rename": 82, "mkdir": 83, "rmdir": 84, "creat": 85, "link": 86,
     "unlink": 87, "symlink": 88, "readlink": 89, "chmod": 90, "fchmod": 91, "chown": 92, "fchown": 93, "lchown": 94, "utime": 132, "mknod": 133,
     "statfs": 137, "fstatfs": 138, "getxattr": 191, "fgetxattr": 193, "listxattr": 194, "getdents64": 217, "fadvise64": 221, "utimes": 235,
@@ -257,6 +257,12 @@ def vector(*pieces: tuple[int, int]) -> int:
     return ctypes.addressof(struct)
 
 
+def freed() -> int:
+    page = call("mmap", 0, 4096, 3, 0x22, -1, 0)
+    call("munmap", page, 4096)
+    return page
+
+
 KEPT: list[object] = []
 # No two kernels agree on them, or nobody asks: where a directory's end is, what an eventfd does with a place or an owner, which of two
 # reasons comes first: for not mapping a pipe, of a bad place, of flags.
@@ -294,6 +300,7 @@ def on_descriptors() -> None:
         "dup3 flags": lambda f: call("dup3", f, 650, 0x10),
         **{f"lock {c} {k}": lambda f, c=c, k=k: call("fcntl", f, c, flock(k)) for c in (5, 6, 36, 37) for k in (0, 1, 2, 7)},  # type: ignore[misc]
         "lock whence": lambda f: call("fcntl", f, 6, flock(2, 9)), "lock pointer": lambda f: call("fcntl", f, 6, 8),
+        "lock freed": lambda f: call("fcntl", f, 6, freed()), "lock shown freed": lambda f: call("fcntl", f, 5, freed()),
         "openat": lambda f: opened("openat", f, b"in", 0, 0), "openat absolute": lambda f: opened("openat", f, b"/dev/null", 0, 0),
         "mkdirat": lambda f: call("mkdirat", f, b"sub", 0o700), "unlinkat": lambda f: call("unlinkat", f, b"nope", 0),
         "fstatat": lambda f: call("newfstatat", f, b"in", at, 0), "fstatat empty": lambda f: call("newfstatat", f, b"", at, 0x1000),

@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/vfs.h>
@@ -144,8 +145,7 @@ static int open_how(struct call *c)
     if (how.flags & O_PATH && how.flags & ~(uint64_t)(O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC))
         return -EINVAL;
     /* The guest's mounts are few and its links are not magic; a promise to stay below a directory is not one to be half kept */
-    if (how.resolve & ~(uint64_t)(RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH) ||
-        (how.resolve & RESOLVE_BENEATH && how.resolve & RESOLVE_IN_ROOT))
+    if (how.resolve & ~(uint64_t)(RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH))
         return -EINVAL;
     int r = open_as(c, c->a[0], c->a[1], how.flags, how.mode);
     c->e->reserved |= (how.resolve & RESOLVE_NO_SYMLINKS ? CALL_NO_LINKS : 0) | (how.resolve & RESOLVE_BENEATH ? CALL_BENEATH : 0);
@@ -353,10 +353,9 @@ static int fcntl_on(struct call *c)
     case F_OFD_GETLK:
     case F_OFD_SETLK:
     case F_OFD_SETLKW:
-        r = on(c, AFW_OP_LOCK, c->a[2], (uint32_t)c->a[1], f.file.flags & O_ACCMODE, 0);
-        if (c->a[1] == F_SETLKW || c->a[1] == F_OFD_SETLKW)
-            c->e->reserved = CALL_BLOCKS;
-        return r;
+        if (!memory_allows(c->c, c->a[2], sizeof(struct flock), PROT_READ))
+            return -EFAULT;
+        return on(c, AFW_OP_LOCK, c->a[2], (uint32_t)c->a[1], f.file.flags & O_ACCMODE, 0);
     case F_SETOWN:
     case F_GETOWN:
     case F_SETSIG:

@@ -1,7 +1,5 @@
-/* File locks by fcntl(). See vfs.h.
- *
- * A guest is one process: what it locks by F_SETLK never stands in its own way. Files of /tmp are nobody else's. So only files of host
- * directories that VMs or the host's programs share are really locked, by open file descriptions (fcntl(2), F_OFD_SETLK).
+/* File locks by fcntl(): what Linux says of their arguments is said, and all are granted, for a guest is one process (docs/internals.md). flock()
+ * really locks: fileops.c. See vfs.h.
  */
 #include <fcntl.h>
 #include <string.h>
