@@ -265,9 +265,9 @@ def freed() -> int:
 
 KEPT: list[object] = []
 # No two kernels agree on them, or nobody asks: where a directory's end is, what an eventfd does with a place or an owner, which of two
-# reasons comes first: for not mapping a pipe, of a bad place, of flags.
+# reasons comes first: for not mapping a pipe, of a bad place, of flags; whose an eventfd is.
 UNLIKE = {("directory", "lseek"), ("event", "lseek"), ("event", "fchown"), ("event", "utimensat"), ("event", "fstatfs"), ("pipe in", "mmap"),
-          ("pipe out", "mmap")}  # fmt: skip
+          ("pipe out", "mmap"), ("event", "faccessat2")}  # fmt: skip
 BIG = 1 << 62
 
 
@@ -306,6 +306,7 @@ def on_descriptors() -> None:
         "fstatat": lambda f: call("newfstatat", f, b"in", at, 0), "fstatat empty": lambda f: call("newfstatat", f, b"", at, 0x1000),
         "fstatat none": lambda f: call("newfstatat", f, b"", at, 0), "statx empty": lambda f: call("statx", f, b"", 0x1000, 0x7FF, at),
         "readlinkat empty": lambda f: call("readlinkat", f, b"", at, 50), "faccessat": lambda f: call("faccessat", f, b"in", 0),
+        "faccessat2 empty": lambda f: call("faccessat2", f, b"", 4, 0x1000), "faccessat2 none": lambda f: call("faccessat2", f, b"", 4, 0),
         "renameat": lambda f: call("renameat", f, b"nope", f, b"other"), "symlinkat": lambda f: call("symlinkat", b"x", f, b"sub"),
         "linkat": lambda f: call("linkat", f, b"nope", f, b"other", 0), "fchmodat": lambda f: call("fchmodat", f, b"in", 0o600),
         "mmap": lambda f: min(call("mmap", 0, 4096, 1, 2, f, 0), 0), "mmap shared": lambda f: min(call("mmap", 0, 4096, 3, 1, f, 0), 0),

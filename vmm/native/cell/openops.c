@@ -165,22 +165,16 @@ static int walk_flags(const struct vfs *vfs)
     return vfs->call & CALL_OPEN ? WALK_FD | (vfs->call & CALL_NO_LINKS ? WALK_NO_LINKS : 0) | (vfs->call & CALL_BENEATH ? WALK_BENEATH : 0) : 0;
 }
 
-int place_of_fd(struct vfs *vfs, struct place *p)
+int place_of_handle(struct vfs *vfs, struct handle *h, struct place *p)
 {
-    struct guest_fd f;
     struct stat st;
-    int fd = p->link_fd;
-    place_done(p);
-    if (guest_fd(vfs->vm, (uint64_t)fd, &f) < 0)
-        return -ENOENT;
-    struct handle *h = handle_get(vfs, f.file.handle);
-    if (!h)
-        return f.file.handle ? -ENOENT : 1;
     if (handle_stat(vfs, h, &st) < 0)
         return -ENOENT;
     if (h->kind == BACK_TMP) {
         strcpy(p->path, h->path);
         p->kind = BACK_TMP;
+        p->exists = 1;
+        p->fd = p->link_fd = -1;
         p->node = h->node;
         p->back = h->back;
         p->rule = h->rule;
@@ -195,6 +189,17 @@ int place_of_fd(struct vfs *vfs, struct place *p)
         r = -ENOENT;                 /* it has another name now, or none */
     }
     return r;
+}
+
+int place_of_fd(struct vfs *vfs, struct place *p)
+{
+    struct guest_fd f;
+    int fd = p->link_fd;
+    place_done(p);
+    if (guest_fd(vfs->vm, (uint64_t)fd, &f) < 0)
+        return -ENOENT;
+    struct handle *h = handle_get(vfs, f.file.handle);
+    return h ? place_of_handle(vfs, h, p) : f.file.handle ? -ENOENT : 1;
 }
 
 /* AFW_OP_CALL's result for an open file */

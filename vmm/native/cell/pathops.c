@@ -31,6 +31,21 @@ int walk_op(struct vfs *vfs, uint64_t gva, uint64_t len, uint64_t base, int how,
     return r < 0 ? r : walk(vfs, dir, path, how, p);
 }
 
+/* The same of operations whose AT_EMPTY_PATH means what the base is open on, be it no directory; 1: it is not the host's */
+static int walk_or_base(struct vfs *vfs, const uint64_t a[6], uint64_t flags, int how, struct place *p)
+{
+    char path[PATH_MAX];
+    const char *dir;
+    if (!a[1] && flags & AT_EMPTY_PATH && (uint32_t)a[4] != AFW_CWD) {
+        struct handle *h = handle_get(vfs, a[4]);
+        return h ? place_of_handle(vfs, h, p) : -EBADF;
+    }
+    int r = get_path(vfs, path, a[0], a[1], a[4], !!(flags & AT_EMPTY_PATH), &dir);
+    if (!r)
+        r = walk(vfs, dir, path, flags & AT_SYMLINK_NOFOLLOW ? how : how | WALK_FOLLOW | WALK_FD, p);
+    return !r && p->link_fd >= 0 ? place_of_fd(vfs, p) : r;
+}
+
 static int put_stat(struct vfs *vfs, const struct stat *st, uint64_t out, int extended)
 {
     struct statx x;
@@ -135,15 +150,9 @@ static int64_t op_access(struct vfs *vfs, const uint64_t a[6])
 {
     struct place p;
     unsigned mode = (unsigned)a[2], have;
-    char path[PATH_MAX];
-    const char *dir;
     if (mode & ~7u)
         return -EINVAL;
-    int r = get_path(vfs, path, a[0], a[1], a[4], !!(a[3] & AT_EMPTY_PATH), &dir);
-    if (!r)
-        r = walk(vfs, dir, path, (a[3] & AT_SYMLINK_NOFOLLOW ? 0 : WALK_FOLLOW | WALK_FD) | WALK_LOOK, &p);
-    if (!r && p.link_fd >= 0)
-        r = place_of_fd(vfs, &p);
+    int r = walk_or_base(vfs, a, a[3], WALK_LOOK, &p);
     if (r)
         return r < 0 ? r : mode & X_OK ? -EACCES : 0;
     if (p.rule && (mode & (p.rule == AFW_RULE_READ ? W_OK : R_OK | W_OK | X_OK))) {
@@ -172,13 +181,7 @@ static int64_t op_access(struct vfs *vfs, const uint64_t a[6])
 static int64_t op_chmod(struct vfs *vfs, const uint64_t a[6])
 {
     struct place p;
-    char path[PATH_MAX];
-    const char *dir;
-    int fd, r = get_path(vfs, path, a[0], a[1], a[4], !!(a[3] & AT_EMPTY_PATH), &dir);
-    if (!r)
-        r = walk(vfs, dir, path, (a[3] & AT_SYMLINK_NOFOLLOW ? 0 : WALK_FOLLOW) | WALK_FD, &p);
-    if (!r && p.link_fd >= 0)
-        r = place_of_fd(vfs, &p);
+    int fd, r = walk_or_base(vfs, a, a[3], 0, &p);
     if (r)
         return r < 0 ? r : 0;
     r = place_writable(&p);

@@ -246,8 +246,9 @@ int64_t handle_readdir(struct vfs *vfs, struct handle *h, uint64_t gva, uint64_t
 
 /* ---- openops.c ---- */
 int64_t op_open(struct vfs *vfs, const uint64_t a[6]);
-/* What a descriptor (p->link_fd) is open on, as a place to open again; it need not have a name any more. 1: it is not the host's. -errno */
-int place_of_fd(struct vfs *vfs, struct place *p);
+/* What a handle is open on, as a place; in /tmp it need not have a name any more. 0, which needs place_done(), or -errno */
+int place_of_handle(struct vfs *vfs, struct handle *h, struct place *p);
+int place_of_fd(struct vfs *vfs, struct place *p);   /* the same of a descriptor (p->link_fd). 1: it is not the host's */
 int host_open_file(const struct place *p, int flags, uint32_t mode);         /* -> descriptor or -errno */
 int64_t open_by_path(struct vfs *vfs, const uint64_t path[3], int flags);    /* (gva, len, base): a handle for the moment */
 
