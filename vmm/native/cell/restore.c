@@ -242,7 +242,7 @@ static void renew(struct machine *m, const struct snapshot *s)
             guest_write(&m->vm, at, fill, sizeof fill);   /* (an address that is no good is the guest's own affair) */
     }
     ctl->forked = 1;
-    /* It takes up its new pid and seed as it leaves the shim; if it stands in its own code, by an upcall before that goes on. */
+    /* It takes up its new pid and clock as it leaves the shim; if it stands in its own code, by an upcall before that goes on. */
     ctl->resched = rip_in_shim(s->vcpu->regs.rip);
     ctl->alone = 0;
     m->slice_over = !ctl->resched;
