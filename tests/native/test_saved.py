@@ -304,3 +304,39 @@ def test_saving_much_does_not_stop_others(bare_cell, guest, tmp_path):
             await cell.close()
 
     asyncio.run(main())
+
+
+def test_a_long_file_of_proc_that_is_open_goes_along(bare_cell, guest, tmp_path):
+    """What a cell saves is what the next one takes: /proc/self/maps of a program with 2,000 mappings, say."""
+    body = """
+        static struct afw_region table[2000];
+        static char out[64];
+        void run(void) {
+            post(AFW_OP_READY, 0, 0, 0, 0, 0, 0, 0);
+            kick();
+            int64_t r = CQ[CTL->cq_head % AFW_CQ_LEN].res;
+            CTL->cq_head = CTL->cq_head + 1;
+            if (r) leave(100);
+            for (uint32_t i = 0; i < 2000; i++)
+                table[i] = (struct afw_region){2 * i + 1, 2 * i + 2, AFW_REGION_MAPPED};
+            CTL->stack_lo = 0;
+            CTL->regions = (u64)table;
+            CTL->n_regions = 2000;
+            int64_t maps = call(AFW_OP_OPEN, (u64)"/proc/self/maps", 15, 0, 0, AFW_CWD, 0);
+            CHECK(maps > 0);
+            CHECK(call(AFW_OP_PREAD, maps, (u64)out, 64, 70000, 0, 0) == 64);
+            u64 generation = CTL->generation;
+            say("ready\\n", 6);
+            while (CTL->generation == generation);
+            CHECK(call(AFW_OP_PREAD, maps, (u64)out, 64, 70000, 0, 0) == 64);
+            say("still\\n", 6);
+            leave(7);
+        }
+    """
+
+    async def main():
+        with await saved_vm(bare_cell, guest(body), tmp_path / "snapshot") as saved:
+            recorder, said = await outcome(bare_cell, saved)
+            assert recorder.exits[0].code == 7, (recorder.exits, said)
+
+    asyncio.run(main())

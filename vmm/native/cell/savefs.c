@@ -317,7 +317,7 @@ static int load_handle(struct vfs *vfs, struct reader *r)
     char *path = 0;
     int e = get(r, &s, sizeof s);
     if (!e && (!s.number || s.number > VFS_HANDLES || s.kind > BACK_PROC || (s.access & ~(uint32_t)(HANDLE_READ | HANDLE_WRITE | HANDLE_PATH)) ||
-               (s.kind == BACK_TMP) != !!s.file || s.owned > (64u << 10) || (s.owned && s.kind != BACK_PROC) || vfs->synth_bytes + s.owned > (8u << 20)))
+               (s.kind == BACK_TMP) != !!s.file || s.owned > VFS_PROC_MAX || (s.owned && s.kind != BACK_PROC) || vfs->synth_bytes + s.owned > (8u << 20)))
         e = -EINVAL;
     if (!e && s.file && s.file > vfs->loading->files)
         e = -EINVAL;

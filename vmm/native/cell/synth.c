@@ -11,12 +11,10 @@
 #include <time.h>
 #include "proc.h"
 
-#define CONTENT_MAX (1u << 19)       /* of a file */
-
 void text_bytes(struct text *t, const char *data, size_t len)
 {
-    if (len > CONTENT_MAX - t->used)
-        len = CONTENT_MAX - t->used;
+    if (len > VFS_PROC_MAX - t->used)
+        len = VFS_PROC_MAX - t->used;
     if (t->used + len + 1 > t->size) {
         size_t want = (t->used + len + 1) * 2;
         char *grown = realloc(t->bytes, want);

@@ -36,6 +36,7 @@
 #define VFS_HANDLES 4096             /* a VM */
 #define VFS_FDS 1000                 /* host descriptors a VM holds at most */
 #define VFS_IO_MAX AFW_IO_MAX        /* bytes an operation moves at most */
+#define VFS_PROC_MAX (1u << 19)      /* bytes of a file in /proc */
 #define VFS_DEV_SYNTH 0x40           /* st_dev of what is not the host's */
 #define VFS_DEV_TMP 0x41
 #define VFS_DEV_PROC 0x42
