@@ -178,3 +178,61 @@ def test_memory_outside_of_the_process_is_counted_and_given_back(bare_cell, gues
         assert cell.other_memory() == 0
 
     asyncio.run(main())
+
+
+LISTS = """
+#define BUFFER 0x4000000ull
+static u64 length(const char *s) { u64 n = 0; while (s[n]) n++; return n; }
+static int64_t open_it(const char *path, u64 flags) { return call(AFW_OP_OPEN, (u64)path, length(path), flags, 0, AFW_CWD, 0); }
+static void maps(void) {
+    struct afw_region *table = (struct afw_region *)BUFFER;
+    for (uint32_t i = 0; i < 1 << 20; i++) table[i] = (struct afw_region){1, 2, AFW_REGION_MAPPED};
+    CTL->stack_lo = 0;
+    CTL->regions = BUFFER;
+    CTL->n_regions = 1 << 20;
+    for (int i = 0; i < 4; i++) {
+        int64_t h = open_it("/proc/self/maps", 0);
+        CHECK(h > 0);
+        int64_t n = call(AFW_OP_PREAD, h, BUFFER + (16 << 20), 1 << 20, 0, 0, 0);
+        CHECK(n > 1 << 18 && ((char *)BUFFER + (16 << 20))[n - 1] == '\\n');
+        CHECK(call(AFW_OP_CLOSE, h, 0, 0, 0, 0, 0) == 0);
+    }
+}
+static void threads(void) {
+    volatile char *thread = (volatile char *)BUFFER;
+    *(volatile uint32_t *)(thread + AFW_THREAD_TID) = 7;
+    *(volatile u64 *)(thread + AFW_THREAD_NEXT) = BUFFER;
+    CTL->threads = BUFFER;
+    int64_t h = open_it("/proc/self/task", 0200000), n;
+    CHECK(h > 0);
+    u64 cookie = 0, found = 0;
+    while ((n = call(AFW_OP_READDIR, h, BUFFER + 4096, 32768, cookie, 0, 0)) > 0)
+        for (int64_t at = 0; at < n; at += *(uint16_t *)(BUFFER + 4096 + at + 16), found++)
+            cookie = *(u64 *)(BUFFER + 4096 + at + 8);
+    CHECK(n == 0 && found == 2 + AFW_THREADS_MAX);
+}
+void run(void) {
+    CHECK(call(AFW_OP_COMMIT, BUFFER, 32 << 20, 0, 0, 0, 0) == 0);
+    WHAT();
+    leave(0);
+}
+"""
+
+
+@pytest.mark.parametrize(("what", "seconds"), [("maps", 0.4), ("threads", 0.15)])
+def test_what_a_guest_says_that_it_has_is_not_looked_at_for_long(bare_cell, guest, what, seconds):
+    """A table of a million mappings, a thread that is followed by itself: others of the runner wait while they are listed."""
+
+    async def main():
+        recorder = bare.Recorder()
+        cell = await Cell.start(bare.config(guest(LISTS, f"-DWHAT={what}"), memory=128 << 20), recorder, bare_cell)
+        try:
+            cell.boot(0)
+            await recorder.until(lambda: recorder.exits or recorder.failed, 60)
+            end = recorder.exits[0]
+            assert (end.kind, end.code) == ("code", 0), (end, cell.stream(0, 1).read())
+            assert cell.cpu_ns(0) < seconds * 1e9
+        finally:
+            await cell.close()
+
+    asyncio.run(main())

@@ -8,6 +8,8 @@
 
 #define PAGE 4096ull
 #define TICK 10000000                /* ns: USER_HZ is 100 */
+#define REGIONS 16384                /* of a guest that are listed: more than the pieces a VM can be in (pieces.c) */
+#define FULL (VFS_PROC_MAX - 512)    /* no other line is begun */
 
 struct looking {
     struct caller caller;            /* first */
@@ -28,20 +30,18 @@ static struct looking look(struct vfs *vfs)
 
 uint32_t proc_thread(struct vfs *vfs, unsigned i)
 {
-    struct looking l = look(vfs);
-    struct guest_thread t = {0};
-    uint64_t at = l.caller.ctl->threads;
-    uint32_t n = 0;
-    for (; n < AFW_THREADS_MAX && (at = thread_read(&l.caller, at, &t)); n++)
-        ;
-    if (!n && !i)                    /* (it has not begun) */
-        return pid_of(vfs);
-    if (i >= n)                      /* the newest comes first in the guest's list, and last here */
-        return 0;
-    at = l.caller.ctl->threads;
-    for (uint32_t k = n - i; k && at; k--)
-        at = thread_read(&l.caller, at, &t);
-    return t.tid;
+    static __thread uint32_t id[AFW_THREADS_MAX];    /* the newest comes first in the guest's list, and last here */
+    uint32_t n = vfs->proc_threads;
+    if (!n) {
+        struct looking l = look(vfs);
+        struct guest_thread t;
+        for (uint64_t at = l.caller.ctl->threads; n < AFW_THREADS_MAX && (at = thread_read(&l.caller, at, &t)); n++)
+            id[n] = t.tid;
+        if (!n)                      /* (it has not begun) */
+            id[n++] = pid_of(vfs);
+        vfs->proc_threads = n;
+    }
+    return i < n ? id[n - 1 - i] : 0;
 }
 
 static unsigned thread_count(struct vfs *vfs)
@@ -136,7 +136,7 @@ static void map_lines(struct vfs *vfs, struct text *t, const struct afw_region *
     const char *own = at == heap ? "[heap]" : at == stack ? "[stack]" : "";
     bool image = end <= stack;       /* whole region, or what mprotect() left of it */
     char name[256];
-    while (at < end) {
+    while (at < end && t->used < FULL) {
         uint64_t from = at;
         uint32_t attr = r->attr;
         int file = memory_module_next(vfs->vm, at, name, &start, &stop, &offset);
@@ -160,7 +160,7 @@ void g_maps(struct vfs *vfs, struct text *t)
 {
     struct looking l = look(vfs);
     struct afw_region r;
-    for (uint32_t i = 0; region_at(&l.caller, i, &r); i++)
+    for (uint32_t i = 0; i < REGIONS && t->used < FULL && region_at(&l.caller, i, &r); i++)
         if (r.attr & AFW_REGION_MAPPED && !(r.attr & AFW_REGION_SHIM))
             map_lines(vfs, t, &r);
 }

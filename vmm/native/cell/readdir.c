@@ -157,6 +157,7 @@ int64_t handle_readdir(struct vfs *vfs, struct handle *h, uint64_t gva, uint64_t
         }
     } else if (room && h->kind == BACK_PROC) {
         char name[64];
+        vfs->proc_threads = 0;
         for (int next; room && at - base <= 4096 && (next = proc_entry(vfs, h->path, (unsigned)(at - base), name, &st));) {
             at = base + (unsigned)next;
             if (!(h->node && node_child(h->node, name, strlen(name))) && !listing_hides(&l, name))

@@ -88,6 +88,7 @@ struct vfs {
     int in_exe;                      /* /proc/self/exe is being resolved */
     uint32_t proc_tid;               /* thread that the /proc path just looked up names */
     uint8_t boot_id[16];             /* drawn when it is first asked for; each life has its own */
+    uint32_t proc_threads;           /* that are known while a directory is read; 0: none was asked for yet */
     uint64_t started;                /* CLOCK_MONOTONIC, ns */
     void (*on_link)(struct vfs *vfs, const char *link);   /* told of each symlink that a walk follows, or 0 */
     struct rules *link_rules;        /* its result */
