@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -9,12 +10,17 @@ import struct
 from pathlib import Path
 
 import pytest
-from agentfw_vmm import trace, trace_calls, trace_text
+from agentfw_vmm import CellError, VmExit, trace, trace_calls, trace_text
+from agentfw_vmm.cell import Cell
+from agentfw_vmm.config import CellConfig, Mount
 from agentfw_vmm.syscalls import NUMBERS
 from agentfw_vmm.trace import Chunk
 from agentfw_vmm.trace_forms import FORMS, View
+from agentfw_vmm.trace_socket import TraceSocket
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from .native import bare
 
 CWD = (1 << 64) - 100
 
@@ -53,6 +59,7 @@ def test_calls_as_strace_writes_them() -> None:
     assert written("kill", 7, int(signal.SIGTERM)) == "kill(7, SIGTERM) = 0"
     assert written("pipe2", 0x10, 0, after={0: struct.pack("<ii", 3, 4)}) == "pipe2([3, 4], O_RDONLY) = 0"
     assert written("gettid", result=9) == "gettid() = 9"
+    assert written("clone3", 0x10, 88, before={0: bytes(88)}).startswith("clone3({flags=0, ")  # more than was asked for
 
 
 def test_structures() -> None:
@@ -142,3 +149,56 @@ def test_a_message(vm: int, broken: bool, data: bytes, cut: int) -> None:
     if cut:
         with pytest.raises(ValueError):
             trace.parse(message[:-cut])
+
+
+class Closed:
+    """A tracer that prints to a pipe that nobody reads any more."""
+
+    def __init__(self) -> None:
+        self.told = 0
+
+    def copies(self) -> list[trace.Copy]:
+        return []
+
+    def call(self, event: trace.Event) -> None:
+        self.told += 1
+        raise BrokenPipeError
+
+    def ended(self, vm: int, report: VmExit) -> None:
+        self.told += 1
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("calls", [0, 3])
+def test_a_tracer_that_fails_is_told_no_more(calls: int, caplog: pytest.LogCaptureFixture) -> None:
+    """And harms nobody: that a VM has ended is heard all the same."""
+
+    async def main() -> None:
+        tracer, opened, broken = Closed(), list[int](), list[str]()
+        calls_of = TraceSocket(tracer, opened)
+        calls_of.open(lambda vm: True, broken.append)
+        message = struct.pack("<IIIIQQQQ6QII", 0, 1, 7, 0, 257, 0, 5, 6, 1, 2, 3, 4, 5, 6, 0, 0)
+        for _ in range(calls):
+            os.write(opened[0], message)
+        for _ in range(2):
+            calls_of.ended(0, VmExit("code", 0, 0, ""))
+        os.close(opened[0])
+        assert tracer.told == 1 and not broken
+
+    asyncio.run(main())
+    assert "a tracer failed" in caplog.text
+
+
+def test_a_cell_that_cannot_start_leaves_no_socket(tmp_path: Path) -> None:
+    def descriptors() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    async def main() -> None:
+        there = descriptors()
+        config = CellConfig(mounts=[Mount("/t", tmp_path / "missing")], program="/t/x", trace=Closed())
+        with pytest.raises(CellError) as error:
+            await Cell.start(config, bare.Recorder(), program=Path("/bin/true"))
+        assert "missing" in str(error.value)
+        assert descriptors() == there
+
+    asyncio.run(main())

@@ -85,9 +85,9 @@ class Cell:
         kept: list[int] = []  # ours too
         cell: Cell | None = None
         worker: Worker | None = None
+        calls = TraceSocket(config.trace, opened)
         try:
             kept.append(saved.save_file())
-            calls = TraceSocket(config.trace, opened)
             records = encode(config, opened, kept[0], calls.theirs)
             worker = lib.afw_worker_new(config.vms, config.runners, records, len(records))
             if _lib.null(worker):
@@ -110,7 +110,7 @@ class Cell:
                 os.close(fd)
             if cell is not None:
                 cell._saver.close()
-                calls.close()
+            calls.close()
             if worker is not None:
                 lib.afw_worker_free(worker)
             raise

@@ -202,7 +202,7 @@ def _uname(data: bytes) -> str:
 
 
 def _clone_args(data: bytes) -> str:
-    bits, _pidfd, child, parent, sig, stack, size, tls = struct.unpack("<8Q", data)
+    bits, _pidfd, child, parent, sig, stack, size, tls = struct.unpack_from("<8Q", data)
     return (
         f"{{flags={flags(bits, names.CLONE)}, child_tid={child:#x}, parent_tid={parent:#x}, exit_signal={sig}, stack={stack:#x}, "
         f"stack_size={size:#x}, tls={tls:#x}}}"

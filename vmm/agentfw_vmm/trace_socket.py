@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 
 from . import trace
 from .report import VmExit
+
+logger = logging.getLogger("agentfw.vmm")
 
 _TURN = 64  # messages of one turn of the loop
 _LAST = 1 << 16  # when a VM has ended: more than the socket holds
@@ -37,7 +40,8 @@ class TraceSocket:
         """VM `vm` has; what it did before is told first."""
         if self._tracer is not None:
             self.drain()
-            self._tracer.ended(vm, report)
+        if self._tracer is not None:
+            self._tell(self._tracer.ended, vm, report)
 
     def drain(self, most: int = _LAST) -> None:
         """What has come so far, up to `most` messages."""
@@ -59,7 +63,16 @@ class TraceSocket:
                 self._broken(f"the cell broke its protocol: of a system call it told {error}")
                 return
             if self._live(event.vm):
-                self._tracer.call(event)
+                self._tell(self._tracer.call, event)
+
+    def _tell(self, told: Callable[..., None], *what: object) -> None:
+        """It prints, to what may be full or closed: who runs VMs goes on."""
+        try:
+            told(*what)
+        except Exception:
+            logger.exception("a tracer failed: it is told of no more system calls")
+            self._tracer = None
+            self.close()
 
     def close(self) -> None:
         if self._ours is not None:
