@@ -120,3 +120,22 @@ def test_an_endless_one_beside_it_does_not_wake_it(template):  # noqa: F811
             await cell.close()
 
     asyncio.run(main())
+
+
+def test_one_that_sleeps_can_be_saved(template):  # noqa: F811
+    """It runs to where it waits for its job."""
+
+    async def main():
+        cell = await Cell.start(settings(template, snapshot_in=template / "snapshot"), bare.Recorder())
+        try:
+            cell.restore(0, 100, later=True)
+            await cell.standing(0)
+            async with asyncio.timeout(30):
+                with await cell.save(0) as saved:
+                    assert saved.size > 0
+                await cell.stream(0, 3).send(b"go")
+                assert await output(cell, 0) == FREE
+        finally:
+            await cell.close()
+
+    asyncio.run(main())

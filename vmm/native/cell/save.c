@@ -76,6 +76,8 @@ void save_ask(struct machine *m)
         return;
     }
     m->saving->deadline = clock_mono() + PATIENCE;
+    if (m->asleep)
+        m->state = RUN_READY;                    /* it has not come anywhere yet */
     if (cell.config.save < 0 || m->template)
         finish(m, -EOPNOTSUPP);
 }
