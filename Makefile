@@ -5,6 +5,7 @@ NATIVE := pyproject.toml hatch_build.py $(wildcard vmm/native/* vmm/native/*/* s
 .PHONY: run test check setup test-hardware sanitize fuzz clean
 
 .venv/ready: $(NATIVE)
+	@echo "setting up .venv: packages and the native parts (can take minutes)"
 	$(PYTHON) -m venv .venv
 	.venv/bin/pip install -q -e '.[test]'
 	touch $@
