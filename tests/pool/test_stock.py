@@ -155,6 +155,7 @@ class Pool(RuleBasedStateMachine):
         if works:
             future.set_result(FakeCell(handler, vms, True))
         else:
+            handler.cell_failed("the cell ended by signal 9")  # it is told of that, too, if its process died
             future.set_exception(CellError("/dev/kvm: no"))
         self.step()
 
@@ -428,6 +429,17 @@ def test_vms_that_do_not_get_warm_are_failures(words: bytes) -> None:
         check(pool)
         pool.step(1.0)
     assert pool.aimed.failures >= FAILURES and "did not become ready" in pool.jobs[0].trouble
+    pool.teardown()
+
+
+def test_a_cell_that_is_killed_as_it_starts_leaves_its_room() -> None:
+    pool = Pool()
+    pool.begin(False)
+    before = pool.stock.room()
+    while pool.starting:
+        pool.cell_starts(False)
+    check(pool)
+    assert not pool.stock.count["ending"] and not pool.stock.cells and pool.stock.room() > before
     pool.teardown()
 
 

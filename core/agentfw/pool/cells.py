@@ -450,7 +450,8 @@ class PoolCell:
         return Loss(text, lost == "killed" and not self._hung, self._alone)
 
     def cell_failed(self, text: str) -> None:
-        self._fall(text)
+        if self._native is not None:  # else it is being started, and `_start()` is told
+            self._fall(text)
 
     def _fall(self, text: str) -> None:
         if not self.closed:
