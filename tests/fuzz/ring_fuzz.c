@@ -2,6 +2,7 @@
  * Input: u16 size of a table of rules and the table (0: none), then steps, a byte for which and its numbers. */
 #include <errno.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <sys/mman.h>
 #include "calls.h"
 #include "input.h"
@@ -67,16 +68,15 @@ int memory_map_file(struct vm *v, int fd, uint64_t gva, uint64_t len, int prot, 
     return gva < AFW_SPACE_END ? 0 : -EINVAL;
 }
 
-int memory_module_next(struct vm *v, uint64_t gva, char name[256], uint64_t *start, uint64_t *end, uint64_t *offset)
+int memory_modules(struct vm *v, struct module **out)
 {
     (void)v;
-    strcpy(name, "/usr/bin/python3");
-    *start = 0x400000;
-    *end = 0x402000;
-    *offset = 0;
-    return gva <= 0x400000;
+    *out = malloc(sizeof **out);
+    **out = (struct module){0x400000, 0x402000, 0, "/usr/bin/python3"};
+    return *out ? 1 : -ENOMEM;
 }
 
+int memory_writable(struct vm *v, uint64_t gva) { (void)v; return gva >= 0x401000; }
 int memory_commit(struct vm *v, uint64_t gva, uint64_t len) { (void)v; return gva % PAGE || len % PAGE ? -EINVAL : 0; }
 int memory_zero(struct vm *v, uint64_t gva, uint64_t len) { (void)v; return gva % PAGE || len % PAGE ? -EINVAL : 0; }
 int memory_protect(struct vm *v, uint64_t gva, uint64_t len, int prot) { (void)v, (void)prot; return gva % PAGE || len % PAGE ? -EINVAL : 0; }
@@ -157,7 +157,7 @@ static void begin(void)
     machine.vm.ctl->fd_size = 16;
     for (uint32_t i = 0; i < 16; i++, file += 64) {
         memcpy(mem + table + i * 8, &file, 8);
-        memcpy(mem + file + AFW_FILE_HANDLE, &i, 4);
+        memcpy(mem + file + offsetof(struct afw_file, handle), &i, 4);
     }
 }
 

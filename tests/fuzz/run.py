@@ -25,6 +25,13 @@ VFS = [
     "savefs",
     "readdir",
     "synth",
+    "procself",
+    "proccpu",
+    "procfd",
+    "fds",
+    "inside",
+    "locks",
+    "openops",
     "pathops",
     "nameops",
     "fileops",
@@ -32,7 +39,7 @@ VFS = [
 TARGETS = {
     "elf": [CELL / "elf.c"],
     "sites": [CELL / "sites.c", LIB / "sites.c"],
-    "ring": [CELL / f"{name}.c" for name in ["ring", "calls", "flow", *VFS]],
+    "ring": [CELL / f"{name}.c" for name in ["ring", "calls", "callproc", "filecalls", "sockopt", "flow", *VFS]],
     "flow": [LIB / "flow.c", LIB / "worker.c"],
 }
 CHECKS = "address,undefined"
