@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from .conftest import MakeVfs
-from .driver import CWD, OUT, WRITABLE, Vfs
+from .driver import BUFFER, CWD, HOLE, OUT, WRITABLE, Vfs
 
 
 def test_tmp_is_private_and_quota_holds(make: MakeVfs) -> None:
@@ -48,6 +48,31 @@ def test_tmp_is_private_and_quota_holds(make: MakeVfs) -> None:
     vfs.write("/tmp/left", b"x")
     vfs.restart()
     assert vfs.listdir("/tmp") == []
+
+
+def test_small_files_take_little_memory_of_the_host(programs: dict[bool, Path]) -> None:
+    """Charged is a file's size: what was larger once, or was to be filled from where no memory is, must not stay so in the cell."""
+    vfs = Vfs(programs[False], tmp=(8 << 20, 4000, []))  # (AddressSanitizer keeps what is freed)
+
+    def resident() -> int:
+        return int(Path(f"/proc/{vfs.process.pid}/statm").read_text().split()[1]) * 4096
+
+    vfs.poke(BUFFER, b"x" * 65536)
+    before = resident()
+    for number in range(1800):
+        handle = vfs.open(f"/tmp/{number}", os.O_RDWR | os.O_CREAT)
+        assert vfs.raw("pwrite", handle, BUFFER, 65536, 0) == 65536
+        assert vfs.raw("truncate", handle, 1) == 0
+        vfs.close_handle(handle)
+    for number in range(1800, 3600):
+        handle = vfs.open(f"/tmp/{number}", os.O_RDWR | os.O_CREAT)
+        assert vfs.raw("pwrite", handle, HOLE, 65536, 0) == -errno.EFAULT
+        vfs.close_handle(handle)
+    assert vfs.read("/tmp/7") == b"x"
+    assert resident() - before < 16 << 20
+    handle = vfs.open("/tmp/7", os.O_RDWR)
+    assert vfs.raw("truncate", handle, 5000) == 0 and vfs.read("/tmp/7") == b"x" + bytes(4999)
+    vfs.close()
 
 
 def test_unlinked_files_live_while_open(make: MakeVfs) -> None:

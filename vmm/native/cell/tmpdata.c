@@ -91,6 +91,25 @@ static int storage(struct tmpfs *fs, struct tnode *n, uint64_t end)
     return 0;
 }
 
+/* What is charged is the size: the heap must not stay much larger. What lies behind the size is zero */
+static void shrink(struct tnode *n, uint64_t size)
+{
+    uint64_t want = 64;
+    while (want < size)
+        want *= 2;
+    if (!size) {
+        free(n->heap);
+        n->heap = 0;
+        n->heap_size = 0;
+    } else if (want < n->heap_size) {
+        uint8_t *less = realloc(n->heap, want);
+        if (less) {
+            n->heap = less;
+            n->heap_size = want;
+        }
+    }
+}
+
 /* The largest size that n may take */
 static uint64_t size_max(const struct tmpfs *fs, const struct tnode *n)
 {
@@ -150,6 +169,7 @@ int64_t tmpfs_write(struct vfs *vfs, struct tnode *n, uint64_t gva, uint64_t len
             uint64_t end = offset + got > n->size ? offset + got : n->size;
             if (offset + len > end)  /* what a partial copy left behind the end */
                 memset(n->heap + end, 0, offset + len - end);
+            shrink(n, got ? end : n->size);
             if (!got)
                 return -EFAULT;
             done = (int64_t)got;
@@ -182,11 +202,7 @@ int tmpfs_truncate(struct tmpfs *fs, struct tnode *n, uint64_t size)
             return -errno;
     } else if (size < n->size) {
         memset(n->heap + size, 0, n->size - size);
-        if (!size) {
-            free(n->heap);
-            n->heap = 0;
-            n->heap_size = 0;
-        }
+        shrink(n, size);
     }
     settle(fs, n, size);
     touch(n);
