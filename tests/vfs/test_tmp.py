@@ -51,7 +51,7 @@ def test_tmp_is_private_and_quota_holds(make: MakeVfs) -> None:
 
 
 def test_small_files_take_little_memory_of_the_host(programs: dict[bool, Path]) -> None:
-    """Charged is a file's size: what was larger once, or was to be filled from where no memory is, must not stay so in the cell."""
+    """Charged is a file's size: what was larger once, or was to be filled from where no memory is, must not stay so."""
     vfs = Vfs(programs[False], tmp=(8 << 20, 4000, []))  # (AddressSanitizer keeps what is freed)
 
     def resident() -> int:
