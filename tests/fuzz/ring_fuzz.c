@@ -68,12 +68,14 @@ int memory_map_file(struct vm *v, int fd, uint64_t gva, uint64_t len, int prot, 
     return gva < AFW_SPACE_END ? 0 : -EINVAL;
 }
 
-int memory_modules(struct vm *v, struct module **out)
+int memory_module_next(struct vm *v, uint64_t gva, char name[256], uint64_t *start, uint64_t *end, uint64_t *offset)
 {
     (void)v;
-    *out = malloc(sizeof **out);
-    **out = (struct module){0x400000, 0x402000, 0, "/usr/bin/python3"};
-    return *out ? 1 : -ENOMEM;
+    strcpy(name, "/usr/bin/python3");
+    *start = 0x400000;
+    *end = 0x402000;
+    *offset = 0;
+    return gva <= 0x400000;
 }
 
 int memory_writable(struct vm *v, uint64_t gva) { (void)v; return gva >= 0x401000; }
