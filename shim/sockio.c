@@ -196,6 +196,8 @@ static u32 sock_poll(struct file *f)
             m |= POLLIN | POLLRDNORM | POLLRDHUP | (s->shut & 2) << 3;       /* POLLHUP */
         if (next_frame(s, &h))
             m |= POLLIN | POLLRDNORM;
+        if (s->error)                /* it may have come on the way to that frame */
+            m |= POLLERR;
         if (!tx || tx->dead || chan_room(tx) >= 0x4000)
             m |= POLLOUT | POLLWRNORM;
         return m;

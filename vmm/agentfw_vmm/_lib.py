@@ -118,6 +118,7 @@ class Lib(Protocol):
     AFW_OP_MKDIR: int
     AFW_OP_UNLINK: int
     AFW_OP_RENAME: int
+    AFW_OP_MKNOD: int
     AFW_OP_SYMLINK: int
     AFW_OP_LINK: int
     AFW_OP_CHMOD: int

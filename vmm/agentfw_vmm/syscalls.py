@@ -59,8 +59,8 @@ open_tree_attr
 """
 _SERVED = """
 read write open close stat fstat lstat poll lseek mmap mprotect munmap brk rt_sigaction rt_sigprocmask rt_sigreturn
-ioctl pread64 pwrite64 readv writev access pipe select sched_yield mremap msync madvise dup dup2 pause nanosleep
-getitimer alarm setitimer getpid socket connect accept sendto recvfrom sendmsg recvmsg shutdown bind listen getsockname
+ioctl pread64 pwrite64 readv writev access pipe select sched_yield mremap msync mincore madvise dup dup2 pause nanosleep
+getitimer alarm setitimer getpid sendfile socket connect accept sendto recvfrom sendmsg recvmsg shutdown bind listen getsockname
 getpeername socketpair setsockopt getsockopt clone exit kill uname fcntl flock fsync fdatasync truncate ftruncate getcwd
 chdir fchdir rename mkdir rmdir creat link unlink symlink readlink chmod fchmod chown fchown lchown umask gettimeofday
 getrlimit getrusage sysinfo times getuid getgid setuid setgid geteuid getegid setpgid getppid getpgrp setreuid setregid
@@ -72,7 +72,8 @@ getdents64 set_tid_address fadvise64 clock_gettime clock_getres clock_nanosleep 
 openat mkdirat fchownat newfstatat unlinkat renameat linkat symlinkat readlinkat fchmodat faccessat pselect6 ppoll
 set_robust_list utimensat epoll_pwait timerfd_create eventfd fallocate timerfd_settime timerfd_gettime accept4 eventfd2
 epoll_create1 dup3 pipe2 preadv pwritev rt_tgsigqueueinfo prlimit64 syncfs sendmmsg getcpu renameat2 getrandom
-membarrier mlock2 preadv2 pwritev2 clone3 close_range faccessat2 epoll_pwait2
+membarrier mlock2 preadv2 pwritev2 clone3 close_range faccessat2 epoll_pwait2 setfsuid setfsgid capget mknod mknodat
+sched_rr_get_interval ioprio_get sync_file_range recvmmsg memfd_create statx
 """
 
 #: x86-64 numbers by name.
@@ -100,6 +101,7 @@ HOST: Mapping[str, tuple[tuple[int, ...], tuple[str, ...]]] = MappingProxyType(
             ("mkdir mkdirat", (lib.AFW_OP_MKDIR,)),
             ("rename renameat renameat2", (lib.AFW_OP_RENAME,)),
             ("symlink symlinkat", (lib.AFW_OP_SYMLINK,)),
+            ("mknod mknodat", (lib.AFW_OP_MKNOD,)),
             ("link linkat", (lib.AFW_OP_LINK,)),
             ("chmod fchmod fchmodat fchmodat2", (lib.AFW_OP_CHMOD, lib.AFW_OP_FCHMOD)),
             ("utime utimes futimesat utimensat", (lib.AFW_OP_UTIMENS,)),

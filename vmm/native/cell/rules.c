@@ -507,6 +507,7 @@ const char *rules_op_name(uint32_t op)
         [AFW_OP_LINK] = "link",         [AFW_OP_CHMOD] = "chmod",        [AFW_OP_UTIMENS] = "utimensat", [AFW_OP_TRUNCATE] = "truncate",
         [AFW_OP_FSYNC] = "fsync",       [AFW_OP_STATFS] = "statfs",      [AFW_OP_CHDIR] = "chdir",       [AFW_OP_GETCWD] = "getcwd",
         [AFW_OP_FLOCK] = "flock",       [AFW_OP_FCHMOD] = "fchmod",      [AFW_OP_FALLOCATE] = "fallocate", [AFW_OP_FLOW_OPEN] = "connect",
+        [AFW_OP_MKNOD] = "mknod",
     };
     return op < sizeof names / sizeof *names && names[op] ? names[op] : "that";
 }
