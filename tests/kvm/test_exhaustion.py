@@ -128,3 +128,22 @@ def test_a_stack_without_an_end_is_reported(agentfw: Agentfw) -> None:
 def test_an_executable_is_no_agent(agentfw: Agentfw) -> None:
     done = agentfw(*RUN, "/bin/true")
     assert done.returncode == 126 and "`/bin/true` is an executable, and agents are Python programs" in done.stderr
+
+
+LIMIT = """
+import ctypes, resource
+call = ctypes.CDLL(None, use_errno=True).syscall
+limit = (ctypes.c_uint64 * 2)(96 << 20, resource.RLIM_INFINITY & (1 << 64) - 1)
+resource_number = ctypes.c_uint64(resource.RLIMIT_AS | HIGH)  # Linux takes the low 32 bits
+print(call(302, 0, resource_number, limit, None), resource.getrlimit(resource.RLIMIT_AS)[0] >> 20)
+try:
+    bytearray(100 << 20)
+except MemoryError:
+    print("MemoryError")
+"""
+
+
+@pytest.mark.parametrize("high", [0, 1 << 32])
+def test_a_limit_of_ones_own_is_kept(agentfw: Agentfw, high: int) -> None:
+    done = agentfw(*RUN, "-c", LIMIT.replace("HIGH", str(high)))
+    assert done.stdout.split() == ["0", "96", "MemoryError"], done.stdout + done.stderr

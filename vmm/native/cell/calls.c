@@ -123,14 +123,14 @@ static uint64_t least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-static int64_t prlimit_call(struct caller *c, uint64_t pid, uint64_t which, uint64_t new, uint64_t old)
+static int64_t prlimit_call(struct caller *c, uint64_t pid, uint32_t which, uint64_t new, uint64_t old)
 {
     uint64_t *mine, want[2], had[2];
     if ((uint32_t)pid && (uint32_t)pid != c->ctl->pid)
         return -ESRCH;
-    if ((uint32_t)which >= RLIMITS)
+    if (which >= RLIMITS)
         return -EINVAL;
-    mine = &c->ctl->rlimit[2 * (uint32_t)which];
+    mine = &c->ctl->rlimit[2 * which];
     had[0] = mine[0];
     had[1] = mine[1];
     if (new && call_get(c, want, new, sizeof want))
