@@ -214,7 +214,10 @@ FD(getdents64)
     s64 n = ring_call(AFW_OP_READDIR, o->handle, b, c, RING(o)->place, 0, 0), at = 0;
     while (at < n) {                 /* struct linux_dirent64: ino, off, reclen, ... */
         RING(o)->place = *(u64 *)(b + at + 8);
-        at += *(u16 *)(b + at + 16);
+        u16 size = *(u16 *)(b + at + 16);
+        if (!size)                   /* overwritten meanwhile, by a thread or a VM that shares the memory */
+            break;
+        at += size;
     }
     return n;
 }

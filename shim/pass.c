@@ -44,7 +44,9 @@ void pass_send(struct chan *c, struct io *io)
                 fail(-EINVAL);
             for (u32 i = 0; i < n; i++) {
                 struct file *f = need(r->fd[i]);
-                if (p) {
+                if (p) {         /* no more than the first round saw: another VM may share the memory */
+                    if (p->n == total)
+                        return;
                     f->refs++;
                     p->file[p->n++] = f;
                 } else if (++total > PASS_MAX)
