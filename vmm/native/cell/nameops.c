@@ -33,18 +33,24 @@ int made_name(struct vfs *vfs, int r)
     return r;
 }
 
+/* The directory for what is made at path a0,a1 (base a4), where nothing is yet; `slash`: the name may end with one. */
+static int new_name(struct vfs *vfs, const uint64_t a[6], int slash, struct place *p, struct place *dir, const char **name)
+{
+    int r = walk_op(vfs, a[0], a[1], a[4], WALK_CREATE | WALK_NAME, p);
+    if (r < 0)
+        return r;
+    place_done(p);
+    if (p->exists)
+        return -EEXIST;
+    return p->slash && !slash ? -ENOENT : change_in(vfs, p, dir, name);
+}
+
 static int64_t op_mkdir(struct vfs *vfs, const uint64_t a[6])
 {
     struct place p, dir;
     const char *name;
     struct tnode *made;
-    int r = walk_op(vfs, a[0], a[1], a[4], WALK_CREATE | WALK_NAME, &p);
-    if (r < 0)
-        return r;
-    place_done(&p);
-    if (p.exists)
-        return -EEXIST;
-    r = change_in(vfs, &p, &dir, &name);
+    int r = new_name(vfs, a, 1, &p, &dir, &name);
     if (r < 0)
         return r;
     if (dir.kind == BACK_TMP)
@@ -64,15 +70,7 @@ static int64_t op_mknod(struct vfs *vfs, const uint64_t a[6])
     uint32_t mode = (uint32_t)a[2];
     if (!S_ISREG(mode) && !S_ISSOCK(mode))
         return -EPERM;
-    int r = walk_op(vfs, a[0], a[1], a[4], WALK_CREATE | WALK_NAME, &p);
-    if (r < 0)
-        return r;
-    place_done(&p);
-    if (p.exists)
-        return -EEXIST;
-    if (p.slash)
-        return -ENOENT;
-    r = change_in(vfs, &p, &dir, &name);
+    int r = new_name(vfs, a, 0, &p, &dir, &name);
     if (r < 0)
         return r;
     if (dir.kind == BACK_TMP)
