@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,11 +75,11 @@ async def run(wish: Wish, attempt: Attempt) -> Outcome:
     return listener.outcome
 
 
-async def _listen(wish: Wish, listener: Listener, lines: AsyncIterator[str]) -> None:
+async def _listen(wish: Wish, listener: Listener, lines: AsyncGenerator[str, None]) -> None:
     """Ended if nothing comes for too long. Returns at the end of the lines."""
     loop = asyncio.get_running_loop()
     end = loop.time() + wish.limit
-    async with aclosing(lines):  # type: ignore[type-var]
+    async with aclosing(lines):
         while True:
             left = min(wish.case_limit, end - loop.time())
             try:
@@ -126,7 +126,7 @@ async def natively(wish: Wish, listener: Listener) -> None:
             listener.outcome.noise = _end(place / "stderr")
 
 
-async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
+async def _lines(stream: asyncio.StreamReader) -> AsyncGenerator[str, None]:
     while line := await stream.readline():
         yield line.decode("utf-8", "replace")
 

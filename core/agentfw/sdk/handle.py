@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import signal as signals
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -49,7 +49,7 @@ class Handle:
     def __aiter__(self) -> AsyncIterator[Output]:
         return self.output()
 
-    async def lines(self, stream: Stream = "stdout") -> AsyncIterator[str]:
+    async def lines(self, stream: Stream = "stdout") -> AsyncGenerator[str, None]:
         """Its lines on one stream, as text without the line ends, as they come."""
         number = 1 if stream == "stdout" else 2
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
