@@ -11,6 +11,9 @@ static uint8_t *memory;
 static const uint8_t *file[2];
 static size_t file_size[2];
 static int opened;
+static unsigned loaded;
+
+__attribute__((destructor)) static void tell(void) { printf("%u loaded\n", loaded); }
 
 #define SPACE (1ull << 31)                       /* more than an image may have; what lies above is refused, as over the memory limit */
 
@@ -95,6 +98,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     int e = elf_load(&m, &l, error, sizeof error);
     must(memchr(error, 0, sizeof error) != 0, "a message without an end");
     must(!e || e == -ENOENT || *error, "a refusal without a word");
+    loaded += !e;
     if (!e) {
         uint64_t rsp, lo = page_up(l.end) + GUARD_SIZE;
         must(l.end <= AFW_SPACE_END && l.entry < AFW_SPACE_END, "an end outside the space");
