@@ -77,8 +77,8 @@ static const value
     ops[] = {{"5", 5}, {"add 1 eq 0", 0x10001000}, {"op 7", 0x70001000}, {"cmp 7", 0x07001000}, {"shift", 0x80003000}, {"shift 40", 0x80028000}, {"negative", 0x00ffffff}, END},
     size24[] = {{"24", 24}, {"0", 0}, {"25", 25}, END},
     membarrier[] = {{"0", 0}, {"3", 3}, {"1024", 1024}, {"-1", ~0ul}, END},
-    waitopt[] = {{"0", 0}, {"WNOHANG", 1}, {"-1", ~0ul}, {"0x100", 0x100}, END},
-    idtype[] = {{"ALL", 0}, {"4", 4}, {"-1", ~0ul}, END}, exited[] = {{"WEXITED", 4}, {"0", 0}, {"-1", ~0ul}, END};
+    waitopt[] = {{"0", 0}, {"WNOHANG", 1}, {"2^32 + 1", (1ul << 32) + 1}, {"-1", ~0ul}, {"0x100", 0x100}, END},
+    idtype[] = {{"ALL", 0}, {"4", 4}, {"-1", ~0ul}, END}, exited[] = {{"WEXITED", 4}, {"2^32 + 4", (1ul << 32) + 4}, {"0", 0}, {"-1", ~0ul}, END};
 
 static const struct call {
     const char *name;

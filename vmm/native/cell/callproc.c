@@ -248,9 +248,9 @@ int64_t process_call(struct caller *c, uint32_t number, const uint64_t a[6])
     case SYS_getgroups:
         return getgroups_call(c, (int32_t)a[0], a[1]);
     case SYS_wait4:                  /* there are no children */
-        return a[2] & ~(uint64_t)(WNOHANG | WUNTRACED | WCONTINUED | __WNOTHREAD | __WCLONE | __WALL) ? -EINVAL : -ECHILD;
+        return (uint32_t)a[2] & ~(WNOHANG | WUNTRACED | WCONTINUED | __WNOTHREAD | __WCLONE | __WALL) ? -EINVAL : -ECHILD;
     case SYS_waitid:
-        if ((uint32_t)a[0] > P_PIDFD || a[3] & ~(uint64_t)(WNOHANG | WNOWAIT | WEXITED | WSTOPPED | WCONTINUED | __WNOTHREAD | __WCLONE | __WALL) ||
+        if ((uint32_t)a[0] > P_PIDFD || (uint32_t)a[3] & ~(WNOHANG | WNOWAIT | WEXITED | WSTOPPED | WCONTINUED | __WNOTHREAD | __WCLONE | __WALL) ||
             !(a[3] & (WEXITED | WSTOPPED | WCONTINUED)))
             return -EINVAL;
         return -ECHILD;
@@ -266,7 +266,7 @@ int64_t process_call(struct caller *c, uint32_t number, const uint64_t a[6])
     case SYS_munlock:
         return lock_call(c, a[0], a[1], 0);
     case SYS_mlockall:
-        return (uint32_t)a[0] - 1 > 6 || a[0] == 4 ? -EINVAL : 0;
+        return (uint32_t)a[0] - 1 > 6 || (uint32_t)a[0] == 4 ? -EINVAL : 0;
     case SYS_munlockall:
         return 0;
     case SYS_mincore:
