@@ -122,7 +122,7 @@ static int set_socket(const struct asked *q, uint8_t v[SOCKOPT_ROOM])
             return -EINVAL;
         if (t.tv_usec < 0 || t.tv_usec >= 1000000)
             return -EDOM;
-        if (t.tv_sec < 0)
+        if (t.tv_sec < 0 || t.tv_sec > LONG_MAX / 1000000000)    /* beyond what is counted: for ever */
             memset(v, 0, SOCKOPT_ROOM);
         return 16;
     case SO_RCVBUF:
