@@ -69,9 +69,10 @@ int main(int argc, char **argv)
         unsigned from = (unsigned)rnd(n_inputs), other = (unsigned)rnd(n_inputs);
         size_t n = inputs[from].size;
         memcpy(bad, inputs[from].data, n);
-        for (uint64_t k = 1 + rnd(8); k && n > 8; k--) {
-            static const uint64_t odd[] = {0, 1, 0xff, 0xfff, 0x1000, 0x7fffffff, 0xffffffff, ~0ull, 0x3c0000000, 0x400000, 0x200000};
-            size_t at = rnd(n - 8), piece = rnd(64);
+        for (uint64_t k = 1 + rnd(8); k && n > 8; k--) {     /* half of it at the beginning, where heads are */
+            static const uint64_t odd[] = {0, 1, 0xff, 0xfff, 0x1000, 0x7fffffff, 0xffffffff, ~0ull, 0x7fffffffffffffff,
+                                           ~0xfffull, 0x3c0000000, 0x400000, 0x200000};
+            size_t at = rnd(n > 1032 && rnd(2) ? 1024 : n - 8), piece = rnd(64);
             switch (rnd(5)) {
             case 0: bad[at] ^= (uint8_t)(1 << rnd(8)); break;
             case 1: memcpy(bad + at, &odd[rnd(sizeof odd / 8)], 1 + rnd(8)); break;
