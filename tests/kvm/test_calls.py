@@ -36,3 +36,10 @@ def test_as_natively(agentfw: Callable[..., subprocess.CompletedProcess[str]], t
 
 def test_by_chance(agentfw: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
     assert len(same(agentfw, tmp_path, "files_chance.py", "1", "80")) > 80 * 120
+
+
+def test_a_name_for_memory_is_no_path(agentfw: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    """memfd_create(2): the name is for /proc only. That of the job stream's device opened the stream."""
+    code = "import os; fd = os.memfd_create('/dev/agentfw'); os.write(fd, b'x'); print(os.fstat(fd).st_size, os.readlink(f'/proc/self/fd/{fd}'))"
+    done = agentfw("run", "--no-config", "--plugins", "", "-c", code)
+    assert done.stdout == "1 /memfd:/dev/agentfw (deleted)\n", done.stdout + done.stderr

@@ -263,7 +263,7 @@ int64_t op_open(struct vfs *vfs, const uint64_t a[6])
     int slash = flags & O_CREAT && a[1] && !guest_read(vfs->vm, &end, a[0] + a[1] - 1, 1) && end == '/';
     if (slash)
         how = (how & ~WALK_FOLLOW) | WALK_NAME;
-    if (called && a[1] == sizeof job - 1 && !guest_path(vfs->vm, path, a[0], a[1]) && !strcmp(path, job))
+    if (called && !(vfs->call & CALL_MEMFD) && a[1] == sizeof job - 1 && !guest_path(vfs->vm, path, a[0], a[1]) && !strcmp(path, job))
         return (int64_t)((uint64_t)(uint32_t)(flags & (O_ACCMODE | O_CLOEXEC | O_NONBLOCK)) << 32 | AFW_OPENED_JOB);
     if (vfs->call & CALL_MEMFD) {
         r = memfd_place(vfs, a, &p);
@@ -308,12 +308,14 @@ int64_t op_open(struct vfs *vfs, const uint64_t a[6])
 int64_t open_by_path(struct vfs *vfs, const uint64_t path[3], int flags)
 {
     struct place p;
-    int r = walk_op(vfs, path[0], path[1], path[2], WALK_FOLLOW | WALK_FD, &p);
+    int held = paths_hold(vfs, 0), r = walk_op(vfs, path[0], path[1], path[2], WALK_FOLLOW | WALK_FD, &p);
+    int64_t n = -EINVAL;             /* a pipe or its like */
     if (!r && p.link_fd >= 0)
         r = place_of_fd(vfs, &p);
-    if (r)
-        return r < 0 ? r : -EINVAL;  /* a pipe or its like */
-    int64_t n = open_place(vfs, &p, flags, 0, 0);
-    place_done(&p);
-    return n;
+    if (!r) {
+        n = open_place(vfs, &p, flags, 0, 0);
+        place_done(&p);
+    }
+    paths_release(held);
+    return r < 0 ? r : n;
 }

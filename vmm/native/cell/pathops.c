@@ -345,15 +345,27 @@ static int64_t perform(struct vfs *vfs, const struct afw_sqe *sqe)
     return ops[sqe->op](vfs, sqe->a);
 }
 
-int64_t path_op(struct vfs *vfs, const struct afw_sqe *sqe)
+int paths_hold(struct vfs *vfs, int move)
 {
     if (!vfs_shared || !vfs->vm->rules || !rules_files(vfs->vm->rules))
-        return perform(vfs, sqe);
-    if (sqe->op == AFW_OP_RENAME)
+        return 0;
+    if (move)
         pthread_rwlock_wrlock(&moving);
     else
         pthread_rwlock_rdlock(&moving);
+    return 1;
+}
+
+void paths_release(int held)
+{
+    if (held)
+        pthread_rwlock_unlock(&moving);
+}
+
+int64_t path_op(struct vfs *vfs, const struct afw_sqe *sqe)
+{
+    int held = paths_hold(vfs, sqe->op == AFW_OP_RENAME);
     int64_t r = perform(vfs, sqe);
-    pthread_rwlock_unlock(&moving);
+    paths_release(held);
     return r;
 }

@@ -256,6 +256,9 @@ int64_t open_by_path(struct vfs *vfs, const uint64_t path[3], int flags);    /* 
 
 /* ---- pathops.c ---- */
 int64_t path_op(struct vfs *vfs, const struct afw_sqe *sqe);
+/* While paths are looked at and used no other VM moves any (pathops.c); `move`: this one does. -> what paths_release() wants */
+int paths_hold(struct vfs *vfs, int move);
+void paths_release(int held);
 int walk_op(struct vfs *vfs, uint64_t gva, uint64_t len, uint64_t base, int how, struct place *p);
 
 /* ---- nameops.c ---- */
