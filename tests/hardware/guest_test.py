@@ -9,16 +9,29 @@ import time
 import tty
 from pathlib import Path
 
+import still
+
 ROOT = Path(__file__).resolve().parents[2]
 AGENTFW = [str(Path(sys.executable).with_name("agentfw"))]
 
 
-def run(title: str, command: list[str], timeout: float) -> str:
+def ended(title: str, command: list[str], limit: float) -> subprocess.CompletedProcess[str]:
+    """A step: what `command` gave. One that takes more than `limit` seconds ends the test, saying where it stood still."""
+    print(f"-- {title}: begins, has {limit:.0f} s", flush=True)  # (by this line run.py knows how long to wait for the next)
     start = time.monotonic()
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL
-    )
+    try:
+        done = still.run(command, ROOT, limit)
+    except still.StoodStill as error:
+        for key in "9lw":  # the console tells what each CPU does and who waits for the kernel
+            Path("/proc/sysrq-trigger").write_text(key)
+        raise SystemExit(f"{title} stood still: {error}") from None
     print(f"-- {title}: exit {done.returncode}, {time.monotonic() - start:.1f} s", flush=True)
+    return done
+
+
+def run(title: str, command: list[str], limit: float) -> str:
+    """A step that must succeed: what it printed."""
+    done = ended(title, command, limit)
     if done.returncode:
         print(done.stdout, done.stderr, sep="\n", flush=True)
         raise SystemExit(f"{title} failed")
@@ -30,9 +43,7 @@ ARCHIVE = Path("/snapshots/from-here.agentfw")
 
 def refused(lacking: str) -> None:
     """This machine has not that feature, and the snapshot needs it."""
-    done = subprocess.run(
-        [*AGENTFW, "snapshot", "import", str(ARCHIVE)], capture_output=True, text=True, timeout=600, check=False
-    )
+    done = ended("import for another CPU", [*AGENTFW, "snapshot", "import", str(ARCHIVE)], 600)
     print(done.stderr, flush=True)
     if done.returncode != 125 or not re.search(rf"with {lacking}, which this host \(.*\) has not", done.stderr):
         raise SystemExit(f"import gave {done.returncode} and {done.stderr!r}")
@@ -50,6 +61,7 @@ def travelling() -> None:
     run("making one for the other", [*AGENTFW, "snapshot", "build", "from-there"], 600)
     run("export", [*AGENTFW, "snapshot", "export", "from-there", "/tmp/from-there"], 600)
     data = Path("/tmp/from-there").read_bytes()
+    print("-- sending: begins, has 300 s", flush=True)
     with Path("/dev/ttyS1").open("wb", buffering=0) as line:
         tty.setraw(line)
         sent = 0
@@ -76,12 +88,9 @@ def main() -> None:
     if first.split()[4] == second.split()[4]:
         raise SystemExit(f"two VMs drew the same random number: {first!r} {second!r}")
     run("threads and time slices", [*AGENTFW, "run", "-c", THREADS], 120)
-    fault = subprocess.run(
-        [*AGENTFW, "run", "-c", "import ctypes; ctypes.string_at(0)"], capture_output=True, text=True, timeout=120, check=False
-    )
+    fault = ended("null dereference", [*AGENTFW, "run", "-c", "import ctypes; ctypes.string_at(0)"], 120)
     if fault.returncode != 139 or "SIGSEGV" not in fault.stderr:
         raise SystemExit(f"a null dereference gave exit {fault.returncode} and {fault.stderr!r}")
-    print("-- null dereference: exit 139", flush=True)
     if ARCHIVE.exists():
         travelling()
     print(run("network slice", [sys.executable, "examples/run_fleet.py", "--count", "8", "--slow", "20"], 600), flush=True)

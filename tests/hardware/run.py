@@ -7,19 +7,27 @@ it is no part of `make test`. Needs Debian's packages qemu-system-x86, busybox-s
 Where this machine has a KVM of its own, snapshots travel, too: one made here is restored there; one made there comes back over a
 serial line and is restored here; and a second machine, without one CPU feature, refuses the first by that feature's name.
 
+Each step has a time limit and says when it begins. One that stands still is ended in the machine (still.py), with what
+its processes wait for; if the machine itself stands still, this side asks it what its CPUs do, and stops it.
+
     run.py [--keep] [--timeout SECONDS] [--shell COMMAND]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
 import re
+import select
 import shutil
+import socket
 import subprocess
 import sys
 import sysconfig
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,6 +40,11 @@ LACKING = "movbe"
 """What the second machine has not."""
 FROM_HERE, FROM_THERE = WORK / "from-here.agentfw", WORK / "from-there.agentfw"
 CPU = "max,+svm,+npt"
+MONITOR = WORK / "monitor"
+BEGINS = re.compile(r"-- (.+): begins, has (\d+) s")
+"""What guest_test.py says before a step."""
+BOOT, GRACE = 300, 60
+"""Seconds until the first step begins, and beyond a step's own limit."""
 SKIP_DIRS = {
     "__pycache__",
     "test",
@@ -58,7 +71,9 @@ for m in irqbypass kvm kvm-amd; do insmod /modules/$m.ko || echo "insmod $m fail
 export HOME=/root PATH={bin}:/bin:/usr/bin TERM=dumb PYTHONUNBUFFERED=1 AGENTFW_NO_PROGRESS=1
 cd {root}
 {command}
-echo "exit status $?"
+status=$?
+echo "exit status $status"
+[ $status = 0 ] || dmesg | tail -n 150
 poweroff -f
 """
 
@@ -257,28 +272,72 @@ class Machine:
     def boot(self, wanted: str = "", cpu: str = CPU, extra: str = "") -> bool:
         """Whether it says `wanted` before it powers off. Its second serial line goes to FROM_THERE."""
         command = ["qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", cpu, "-smp", "2", "-m", self._memory]
-        command += ["-display", "none", "-monitor", "none", "-no-reboot", "-nic", "none"]
-        command += ["-serial", "stdio", "-serial", f"file:{FROM_THERE}" if not extra else "null"]
+        command += ["-display", "none", "-no-reboot", "-nic", "none", "-qmp", f"unix:{MONITOR},server=on,wait=off"]
+        command += ["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"]
+        command += ["-serial", f"file:{FROM_THERE}" if not extra else "null"]
         command += ["-kernel", str(self._kernel), "-initrd", str(self._initramfs)]
         # Whether the timer ticks is not to be tried out: on a busy host it does so too late, and the kernel panics.
-        command += ["-append", f"console=ttyS0 quiet panic=-1 tsc=reliable no_timer_check {extra}"]
+        command += ["-append", f"console=ttyS0 quiet panic=-1 tsc=reliable no_timer_check sysrq_always_enabled {extra}"]
         start = time.monotonic()
-        said = False
-        machine = subprocess.Popen(
-            ["timeout", "--signal=KILL", str(int(self._timeout)), *command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        assert machine.stdout is not None
-        for raw in machine.stdout:
-            line = raw.decode("utf-8", "replace").rstrip()
-            print(f"[{time.monotonic() - start:6.1f}] {line}", flush=True)
-            said = said or (wanted != "" and wanted in line)
-        machine.wait()
+        end = start + self._timeout
+        said, step, until = False, "boot", [min(end, start + BOOT) if wanted else end]
+        machine = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        try:
+            for line in lines(machine, until):
+                print(f"[{time.monotonic() - start:6.1f}] {line}", flush=True)
+                said = said or (wanted != "" and wanted in line)
+                if begun := BEGINS.search(line):
+                    step, until[0] = begun[1], min(end, time.monotonic() + float(begun[2]) + GRACE)
+        except TimeoutError:
+            print(f"error: the machine stood still in `{step}`; what its CPUs do:", file=sys.stderr, flush=True)
+            self._ask(machine)
+            return False
+        finally:
+            machine.kill()
+            machine.wait()
         if wanted and not said:
-            print(f"error: the machine did not report `{wanted}` within {self._timeout:.0f} s", file=sys.stderr)
+            print(f"error: the machine ended in `{step}` and did not report `{wanted}`", file=sys.stderr)
         return said
+
+    def _ask(self, machine: subprocess.Popen[bytes]) -> None:
+        """Prints its CPUs' registers, by QEMU, and what its kernel says of them, if that still hears (by SysRq)."""
+        assert machine.stdin
+        with socket.socket(socket.AF_UNIX) as monitor:
+            monitor.settimeout(10)
+            monitor.connect(str(MONITOR))
+            file = monitor.makefile("rw")
+            file.readline()  # a greeting
+            commands: list[tuple[str, dict[str, str], bytes]] = [
+                ("qmp_capabilities", {}, b""),
+                ("human-monitor-command", {"command-line": "info registers -a"}, b""),
+                *(("chardev-send-break", {"id": "console"}, key) for key in (b"9", b"l", b"w")),
+            ]
+            for name, arguments, key in commands:
+                file.write(json.dumps({"execute": name, "arguments": arguments}) + "\n")
+                file.flush()
+                answer = json.loads(file.readline())
+                print(str(answer.get("return") or "").replace("\r\n", "\n"), flush=True)
+                machine.stdin.write(key)
+                machine.stdin.flush()
+        with contextlib.suppress(TimeoutError):
+            for line in lines(machine, [time.monotonic() + 20]):
+                print(line, flush=True)
+
+
+def lines(machine: subprocess.Popen[bytes], until: list[float]) -> Iterator[str]:
+    """What it prints, line by line, to its end; TimeoutError at the time `until[0]`, which who takes the lines may move on."""
+    assert machine.stdout
+    os.set_blocking(machine.stdout.fileno(), False)
+    rest = b""
+    while True:
+        if not select.select([machine.stdout], [], [], max(0.0, until[0] - time.monotonic()))[0]:
+            raise TimeoutError
+        data = machine.stdout.read(65536)
+        *whole, rest = (rest + (data or b"")).split(b"\n")
+        for line in whole if data else [*whole, rest]:
+            yield line.decode("utf-8", "replace").rstrip()
+        if not data:
+            return
 
 
 if __name__ == "__main__":
