@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+import msgspec
 
 GOOD = ("passed", "expected failure")
 MODULE = "(module)"
@@ -51,6 +52,38 @@ class Outcome:
         return cls(**{**read, "cases": {name: Case(**case) for name, case in read["cases"].items()}})
 
 
+class _Start(msgspec.Struct, array_like=True, tag="start", forbid_unknown_fields=True):
+    case: str
+
+
+class _End(msgspec.Struct, array_like=True, tag="end", forbid_unknown_fields=True):
+    case: str
+    outcome: str
+    text: str
+    seconds: float
+    children: bool
+
+
+class _Excluded(msgspec.Struct, array_like=True, tag="excluded", forbid_unknown_fields=True):
+    case: str
+
+
+class _Error(msgspec.Struct, array_like=True, tag="error", forbid_unknown_fields=True):
+    text: str
+
+
+class _Skipped(msgspec.Struct, array_like=True, tag="skipped", forbid_unknown_fields=True):
+    text: str
+
+
+class _Whole(msgspec.Struct, array_like=True, tag="whole", forbid_unknown_fields=True):
+    seconds: float
+
+
+_line = msgspec.json.Decoder(_Start | _End | _Excluded | _Error | _Skipped | _Whole).decode
+"""The lines of bench/guest/conformance_module.py."""
+
+
 class Listener:
     """Takes a run's lines. `running`: the case that was begun and has not ended; `done`: cases not to be run again."""
 
@@ -60,23 +93,26 @@ class Listener:
 
     def line(self, text: str) -> None:
         """ValueError for what is no line of ours: nothing else may write there."""
-        kind, *words = json.loads(text)
+        try:
+            said = _line(text)
+        except (UnicodeEncodeError, RecursionError) as error:
+            raise ValueError(f"no line: {type(error).__name__}") from None
         found = self.outcome
-        if kind == "start":
-            self.running = words[0]
-        elif kind == "end":
-            name, outcome, told, seconds, children = words
-            found.cases[name] = Case(outcome, told, seconds, children)
-            self.running = ""
-        elif kind == "excluded":
-            if words[0] not in found.excluded:
-                found.excluded.append(words[0])
-        elif kind in ("error", "skipped"):
-            found.cases[MODULE] = Case(kind, words[0])
-        elif kind == "whole":
-            found.whole = True
-        else:
-            raise ValueError(f"no kind of line: {kind!r}")
+        match said:
+            case _Start(case):
+                self.running = case
+            case _End():
+                found.cases[said.case] = Case(said.outcome, said.text, said.seconds, said.children)
+                self.running = ""
+            case _Excluded(case):
+                if case not in found.excluded:
+                    found.excluded.append(case)
+            case _Error(text):
+                found.cases[MODULE] = Case("error", text)
+            case _Skipped(text):
+                found.cases[MODULE] = Case("skipped", text)
+            case _Whole():
+                found.whole = True
 
     def ended(self, outcome: str, text: str) -> None:
         """The run ended before its time: of the case that was running, or else of the module, this is known."""

@@ -76,9 +76,10 @@ async def run(wish: Wish, attempt: Attempt) -> Outcome:
 
 
 async def _listen(wish: Wish, listener: Listener, lines: AsyncGenerator[str, None]) -> None:
-    """Ended if nothing comes for too long. Returns at the end of the lines."""
+    """Ended if nothing comes for too long, or what is no line of ours. Returns at the end of the lines."""
     loop = asyncio.get_running_loop()
     end = loop.time() + wish.limit
+    bad = ""
     async with aclosing(lines):
         while True:
             left = min(wish.case_limit, end - loop.time())
@@ -90,8 +91,12 @@ async def _listen(wish: Wish, listener: Listener, lines: AsyncGenerator[str, Non
                 raise Ended("hung", text) from None
             if line is None:
                 return
-            with contextlib.suppress(ValueError):
+            if bad:
+                raise Ended("crashed", bad)
+            try:
                 listener.line(line)
+            except ValueError as error:  # if it is the last one, the run ended while it was written, and how is known elsewhere
+                bad = f"{line[:80]!r} among the results: {error}"
 
 
 # ---- natively

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -29,7 +31,7 @@ def part(name: str) -> ModuleType:
     return importlib.import_module(f"conformance.{name}")
 
 
-known, outcome, modules = part("known"), part("outcome"), part("modules")
+known, outcome, modules, running = part("known"), part("outcome"), part("modules"), part("running")
 
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -150,3 +152,38 @@ def test_without_tests_it_is_said_where_to_get_them(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(modules.NoTests, match="libpython3-testsuite"):
         modules.directory("/usr/bin/python3")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "no JSON", "5", "null", "{}", "[]", "[5]", "[[]]", '["start"]', '["start", 5]', '["start", ["a"]]', '["end", "a"]',
+     '["end", "a", "passed", null, 0.1, false]', '["end", ["a"], "passed", "", 0.1, false]', '["excluded", {}]', '["error", 5]',
+     '["other", "a"]', '["start", "a", "b"]', '["whole"]', '["start", "\ud800"]', '["start",' + "[" * 100_000],
+)  # fmt: skip
+def test_what_is_no_line_of_a_run(line: str) -> None:
+    listener = outcome.Listener("sample")
+    with pytest.raises(ValueError):
+        listener.line(line)
+    assert listener.outcome == outcome.Outcome("sample") and not listener.running
+
+
+@pytest.mark.parametrize("lines", [["bad", '["start", "b"]'], ["bad"]])
+def test_a_bad_line_ends_its_run_and_no_other(lines: list[str]) -> None:
+    """The last line may have been cut by whatever ended the run; any other is an error, and the rest is begun again."""
+    attempts: list[list[str]] = []
+
+    async def said(words: list[str]) -> AsyncGenerator[str, None]:
+        for word in words:
+            yield word
+
+    async def attempt(wish: Any, listener: Any) -> None:
+        attempts.append(listener.done)
+        words = ['["start", "a"]', *lines] if len(attempts) == 1 else ['["whole", 1]']
+        await running._listen(wish, listener, said(words))
+
+    found = asyncio.run(running.run(running.Wish("sample"), attempt))
+    if len(lines) == 1:
+        assert attempts == [[]] and not found.cases
+    else:
+        assert attempts == [[], ["a"]] and found.whole
+        assert found.cases["a"].outcome == "crashed" and "'bad' among the results" in found.cases["a"].text
