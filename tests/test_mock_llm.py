@@ -23,6 +23,7 @@ from agentfw.mock_llm.model import tokenize
 BEARER = {"authorization": f"Bearer {KEY}"}
 CLAUDE = {"x-api-key": KEY, "anthropic-version": "2023-06-01"}
 CHAT = {"model": "gpt-4o-mini", "messages": [{"role": "user", "content": "hello there"}]}
+DEEP = '{"model":' * 100_000
 MESSAGE = {"model": "claude-mock", "max_tokens": 100, "messages": [{"role": "user", "content": "hello there"}]}
 
 
@@ -41,7 +42,7 @@ def connection(server: MockLLMThread, name: str = "api.openai.com") -> Iterator[
 def ask(
     client: http.client.HTTPSConnection, method: str, path: str, body: object = None, headers: dict[str, str] = BEARER
 ) -> tuple[http.client.HTTPResponse, bytes]:
-    client.request(method, path, None if body is None else json.dumps(body), headers)
+    client.request(method, path, body if body is None or isinstance(body, str) else json.dumps(body), headers)
     response = client.getresponse()
     return response, response.read()
 
@@ -143,6 +144,8 @@ def test_keys_are_checked_in_each_shape(mock_llm: MockLLMThread) -> None:  # noq
 @pytest.mark.parametrize(
     ("path", "headers", "body", "status"),
     [
+        ("/v1/chat/completions", BEARER, DEEP, 400),
+        ("/v1/messages", CLAUDE, DEEP, 400),
         ("/v1/chat/completions", BEARER, {"messages": []}, 400),
         ("/v1/chat/completions", BEARER, [], 400),
         ("/v1/chat/completions", BEARER, CHAT | {"messages": [{"role": "user", "content": 5}]}, 400),

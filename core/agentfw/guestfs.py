@@ -7,18 +7,21 @@ the same inside. Directories are shown read-only; the operator's mounts may be w
 from __future__ import annotations
 
 import glob
-import json
 import os
 import pwd
+import selectors
+import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+import msgspec
 from agentfw_vmm import Mount
 
 from .errors import AgentfwError
+from .texts import shown
 
 GUEST_CODE = Path(__file__).parent / "guest"
 """Mounted at /run/agentfw."""
@@ -64,6 +67,8 @@ print(json.dumps({"executable": sys.executable, "version": list(sys.version_info
 
 
 _PATH_MAX, _NAME_MAX = 4000, 255
+_ANSWER_SECONDS, _ANSWER_MAX = 60, 1 << 20
+"""Of what is asked whether it is a Python."""
 
 
 class GuestError(AgentfwError):
@@ -73,6 +78,23 @@ class GuestError(AgentfwError):
         self.hint = hint
         self.status = status
         super().__init__(message)
+
+
+class _Facts(msgspec.Struct, forbid_unknown_fields=True):
+    """What `_PROBE` prints."""
+
+    executable: str
+    version: tuple[int, int, int]
+    name: str
+    full: str
+    prefix: str
+    base: str
+    path: tuple[str, ...]
+    libraries: tuple[str, ...]
+    stdlib: str
+    platstdlib: str
+    free_threaded: bool
+    machine: str
 
 
 @dataclass(frozen=True)
@@ -92,44 +114,76 @@ class Interpreter:
 
 def find_interpreter(python: str, environment: Mapping[str, str]) -> Interpreter:
     """Ask `python` (a path) what it is, under the environment that its template will have. GuestError if it is of no use."""
+    where = str(Path(python).absolute()) if "/" in python else python
     try:
-        done = subprocess.run(
-            [str(Path(python).absolute()) if "/" in python else python, "-c", _PROBE],
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            cwd="/",
-        )
-        facts: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {}
-    except ValueError:
+        status, out, err = _run([where, "-c", _PROBE], environment)
+        facts = msgspec.json.decode(out, type=_Facts) if status == 0 else None
+    except (ValueError, RecursionError, OverflowError):
         raise GuestError(f"`{python}` is no Python", status=126) from None
-    except (OSError, subprocess.TimeoutExpired) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"no answer within {error.timeout:.0f} s"
-        raise GuestError(f"cannot run the interpreter `{python}`: {reason}", status=126) from None
-    if not facts:
-        lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+    except OSError as error:
+        raise GuestError(f"cannot run the interpreter `{python}`: {error.strerror or error}", status=126) from None
+    if facts is None:
+        lines = err.decode("utf-8", "replace").strip().splitlines() or [f"status {status}"]
         line = next((line for line in lines if line.startswith("Fatal Python error: ")), lines[-1])
         if "import json, sys" in line:  # it says again what it was given: another program
             raise GuestError(f"`{python}` is no Python", status=126)
-        raise GuestError(f"the interpreter `{python}` does not start: {line[:160]}", status=126)
-    version = facts["version"]
-    name = f"`{python}` is {facts['name']} {'.'.join(map(str, version))}"
+        raise GuestError(f"the interpreter `{python}` does not start: {shown(line, 160)}", status=126)
+    name = f"`{python}` is {shown(facts.name, 40)} {'.'.join(map(str, facts.version))}"
     first, last = PYTHONS
-    if facts["name"] != "cpython" or not first <= tuple(version[:2]) <= last:
+    if facts.name != "cpython" or not first <= facts.version[:2] <= last:
         wanted = f"agents need CPython {first[0]}.{first[1]} to {last[0]}.{last[1]}"
         raise GuestError(f"{name}, and {wanted}", "name another one with `--python`", 126)
-    if facts["free_threaded"] or not str(facts["machine"]).endswith("x86_64"):
-        kind = "free-threaded" if facts["free_threaded"] else facts["machine"]
+    if facts.free_threaded or not facts.machine.endswith("x86_64"):
+        kind = "free-threaded" if facts.free_threaded else shown(facts.machine, 40)
         raise GuestError(
             f"{name} ({kind}), and agents need an x86-64 build with the GIL", "name another one with `--python`", 126
         )
     return Interpreter(
-        executable=facts["executable"], version=(version[0], version[1], version[2]), full=facts["full"], prefix=facts["prefix"],
-        base=facts["base"], stdlib=facts["stdlib"], platstdlib=facts["platstdlib"], path=tuple(facts["path"]),
-        libraries=tuple(facts["libraries"]),
+        executable=facts.executable, version=facts.version, full=facts.full, prefix=facts.prefix, base=facts.base,
+        stdlib=facts.stdlib, platstdlib=facts.platstdlib, path=facts.path, libraries=facts.libraries,
     )  # fmt: skip
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, bytes, bytes]:
+    """-> status, stdout, stderr of a program that may be any. OSError: it cannot be run, says too much, or does not end."""
+    with (
+        subprocess.Popen(
+            command,
+            env=dict(environment),
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        ) as process,
+        selectors.DefaultSelector() as selector,
+    ):
+        said: dict[int, bytearray] = {}
+        try:
+            for pipe in (process.stdout, process.stderr):
+                assert pipe is not None
+                selector.register(pipe, selectors.EVENT_READ)
+                said[pipe.fileno()] = bytearray()
+            end = time.monotonic() + _ANSWER_SECONDS
+            while selector.get_map():
+                ready = selector.select(max(0.0, end - time.monotonic()))
+                if not ready:
+                    raise TimeoutError(0, f"no answer within {_ANSWER_SECONDS} s")
+                for key, _ in ready:
+                    data = os.read(key.fd, 65536)
+                    if not data:
+                        selector.unregister(key.fileobj)
+                    said[key.fd] += data
+                    if len(said[key.fd]) > _ANSWER_MAX:
+                        raise OSError(0, f"it prints more than {_ANSWER_MAX >> 20} MiB")
+            status = process.wait(max(0.0, end - time.monotonic()))
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)  # with what it started
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise TimeoutError(0, f"no answer within {_ANSWER_SECONDS} s") from None
+            raise
+    out, err = said.values()
+    return status, bytes(out), bytes(err)
 
 
 # ---- what must not be shown

@@ -106,7 +106,7 @@ class Plugin:
             if status:
                 raise UpstreamError(f"the token's command ended with {status}")
             minted = msgspec.json.decode(output, type=Minted)
-        except msgspec.MsgspecError:  # its text may quote the token
+        except (msgspec.MsgspecError, RecursionError):  # its text may quote the token
             raise UpstreamError("the token's command printed something else than a token") from None
         except OSError as error:  # TimeoutError is one
             raise UpstreamError(f"the token's command failed: {type(error).__name__}") from None

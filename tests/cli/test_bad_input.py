@@ -53,6 +53,16 @@ def complaint(done: subprocess.CompletedProcess[str]) -> str:
         (["run", "--mount", "folder:/x:rx", "x.py"], 125, "bad mount `folder:/x:rx`"),
         (["run", "--python", "/bin/true", "x.py"], 126, "`/bin/true` is no Python"),
         (["run", "--python", "/bin/ls", "x.py"], 126, "`/bin/ls` is no Python"),
+        (["run", "--python", "./list", "x.py"], 126, "`./list` is no Python"),
+        (["run", "--python", "./object", "x.py"], 126, "`./object` is no Python"),
+        (["run", "--python", "./deep", "x.py"], 126, "`./deep` is no Python"),
+        (["run", "--python", "./endless", "x.py"], 126, "cannot run the interpreter `./endless`: it prints more than"),
+        (["run", "--python", "./folder", "x.py"], 126, "cannot run the interpreter `./folder`: Permission denied"),
+        (["run", "--python", "./pipe", "x.py"], 126, "cannot run the interpreter `./pipe`: Permission denied"),
+        (["run", "--python", "/dev/zero", "x.py"], 126, "cannot run the interpreter `/dev/zero`: Permission denied"),
+        (["run", "--python", "./empty", "x.py"], 126, "cannot run the interpreter `./empty`: Exec format error"),
+        (["run", "--python", "./lost", "x.py"], 126, "cannot run the interpreter `./lost`: No such file"),
+        (["run", "--python", "./foreign", "x.py"], 126, "cannot run the interpreter `./foreign`: Exec format error"),
         (["run", "--python", "/no/python", "x.py"], 126, "cannot run the interpreter `/no/python`: No such file"),
         (["run", "--bogus", "x.py"], 125, "no such option '--bogus'"),
         (["rnu", "x.py"], 2, "no command `rnu`"),
@@ -133,6 +143,16 @@ def test_says_what_is_wrong(agentfw: Agentfw, tmp_path: Path, arguments: list[st
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
+    for name, said in {"list": "[1]", "object": '{"version": 3}', "deep": '{"x": ' * 5000}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\necho '{said}'\n")
+    (tmp_path / "empty").touch()
+    (tmp_path / "endless").write_text("#!/bin/sh\nyes & exec yes\n")
+    (tmp_path / "lost").write_text("#!/no/such/program\n")
+    elf = bytearray(Path("/bin/true").read_bytes())
+    elf[18] = 183  # EM_AARCH64
+    (tmp_path / "foreign").write_bytes(elf)
+    for name in ("list", "object", "deep", "endless", "empty", "lost", "foreign"):
+        (tmp_path / name).chmod(0o755)
     (tmp_path / "latin.toml").write_bytes(b'[run]\nmemory = "\xff"\n')
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()

@@ -255,6 +255,12 @@ def test_no_request_raises(parts: list[bytes], readable: bool) -> None:
     request(parts, readable)
 
 
+@pytest.mark.parametrize("name", [b"a\xff", b"a\n", b"a\0"])
+def test_a_huge_requests_model_is_no_text(name: bytes) -> None:
+    made, _ = request([b'{"model":"' + name + b'","messages":"', b"x" * (REQUEST_MAX + 1), b'"}'])
+    assert made.model == ""
+
+
 def test_of_a_huge_request_the_beginning_is_read() -> None:
     rest = b'"messages":"' + b"x" * (2 * REQUEST_MAX)
     for head, model in [

@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 GOOD = b"HTTP/1.1 200 OK\r\nAgentfw-Api: 1.0\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+DEEP = b'{"x":' * 9999 + b"\n"
 LINE = b'{"stream":1,"offset":0,"data":"eA=="}\n'
 
 BODIES = st.one_of(
     st.binary(max_size=200),
     st.sampled_from(
-        [LINE, LINE * 3, b"\n\n", b"{}", b"null", b"[1]", b'{"error":{"code":"x","message":"y"}}\n', b'{"error":5}\n']
+        [DEEP, LINE, LINE * 3, b"\n\n", b"{}", b"null", b"[1]", b'{"error":{"code":"x","message":"y"}}\n', b'{"error":5}\n']
     ),
     st.lists(st.sampled_from([LINE, b"\n", LINE[:-5], b'{"stream":3,"offset":0,"data":""}\n', b"\xff\n"]), max_size=4).map(
         b"".join

@@ -46,6 +46,18 @@ def _frame(body: bytes, kind: int = 0, number: int = 0, length: int | None = Non
 GOOD = msgspec.msgpack.encode(Wrote("r", 1, b"x"))
 
 
+@pool_test
+async def test_what_is_nested_too_deeply_cuts_the_link(caplog: pytest.LogCaptureFixture) -> None:
+    ours, theirs = socket.socketpair()
+    peer = _Peer()
+    await Link.open(ours, peer, ToRouter, frame_max=1 << 20)
+    with theirs:
+        one_more = GOOD[0] + 1  # the head of an array or a map
+        theirs.sendall(_frame(bytes([one_more]) + GOOD[1:] + (b"" if one_more & 0x10 else b"\xa1z") + b"\x91" * 100_000))
+        await until(lambda: bool(peer.ended))
+    assert peer.ended[0].startswith("nonsense came") and not caplog.records
+
+
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(

@@ -77,7 +77,7 @@ def _handle(options: MockOptions, call: Call) -> Reply:
 def _messages(options: MockOptions, call: Call) -> Reply:
     try:
         request = msgspec.json.decode(call.body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise BadRequest("The request body is not valid JSON") from None
     if not isinstance(request, dict):
         raise BadRequest("The request body is not a JSON object")

@@ -80,7 +80,7 @@ def _not_allowed(call: Call) -> Reply:
 def _call(options: MockOptions, call: Call) -> Reply:
     try:
         request = msgspec.json.decode(call.body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise BadRequest("We could not parse the JSON body of your request.") from None
     if not isinstance(request, dict):
         raise BadRequest("The body must be a JSON object.")

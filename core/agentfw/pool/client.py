@@ -45,6 +45,8 @@ TIMEOUT = 60.0
 SLICE = min(60.0, LONGEST_WAIT)
 """Seconds of one request of a wait that has no end."""
 MAX_ANSWER = 256 << 20
+_NONSENSE = (msgspec.DecodeError, RecursionError)
+"""What is raised for an answer that is none of a pool's; the last for one nested too deeply."""
 FEED_PIECE = 1 << 20
 QUEUE_PAUSE = 0.01
 START = "start one with `agentfw pool start`"
@@ -138,10 +140,10 @@ class HttpBackend:
                     continue
                 try:
                     piece = decoder.decode(line)
-                except msgspec.DecodeError:
+                except _NONSENSE:
                     try:
                         error = msgspec.json.decode(line, type=ErrorBody)
-                    except msgspec.DecodeError:
+                    except _NONSENSE:
                         raise self._foreign("a line that is no output") from None
                     raise error.exception() from None
                 yield piece
@@ -209,7 +211,7 @@ class HttpBackend:
                 return None  # type: ignore[return-value]
             try:
                 return msgspec.json.decode(data, type=kind)
-            except msgspec.DecodeError as error:
+            except _NONSENSE as error:
                 raise self._foreign(f"an answer of another kind ({error})") from None
 
     @contextlib.asynccontextmanager
@@ -271,7 +273,7 @@ class HttpBackend:
         data = await response.content.read(1 << 16)
         try:
             return msgspec.json.decode(data, type=ErrorBody).exception()
-        except msgspec.DecodeError:
+        except _NONSENSE:
             return self._foreign(f"status {response.status}")
 
     def _foreign(self, what: str) -> PoolError:

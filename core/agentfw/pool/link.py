@@ -226,7 +226,7 @@ class Link(asyncio.Protocol):
                     break
                 try:
                     self._take(kind, number, view[start + _HEAD.size : end])
-                except msgspec.DecodeError as error:
+                except (msgspec.DecodeError, RecursionError) as error:  # the last: nested too deeply
                     self._end(f"nonsense came: {error}")
                 except PoolError as error:
                     self._end(str(error))

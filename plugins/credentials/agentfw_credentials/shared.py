@@ -43,6 +43,6 @@ async def ask(link: PoolLink, source: str, rejected: str) -> Answer | None:
         return _decode_answer(await link.ask("credentials", encode(Question(source, rejected))))
     except AgentfwError as error:
         log.warning("%s: the router does not answer, it is got here instead: %s", source, error)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         log.warning("%s: the router's answer is none, it is got here instead", source)
     return None

@@ -56,7 +56,7 @@ async def ask(link: PoolLink, query: wire.Query, owner: str, renew: bool) -> Ans
     try:
         body = await link.ask("dns", encode(Question(query.wire, owner, renew)))
         answer = _decode_answer(body)
-    except (AgentfwError, msgspec.DecodeError) as error:
+    except (AgentfwError, msgspec.DecodeError, RecursionError) as error:
         log.warning("the router answers no questions, asking upstream instead: %s", error)
         return None
     return answer if answer.reply is not None or answer.failure is not None else None

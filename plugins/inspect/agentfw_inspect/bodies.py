@@ -6,6 +6,7 @@ stands), one unfinished event of a stream.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import zlib
 from collections.abc import Callable, Iterator
@@ -123,7 +124,8 @@ class RequestWatch:
         if not whole:  # the model stands at the beginning, or the response will say it
             found = _MODEL.match(data, 0, 4096)
             if found is not None:
-                self.model = shown(str(msgspec.json.decode(found[1])), MAX_MODEL)
+                with contextlib.suppress(msgspec.DecodeError):  # control characters, or no UTF-8
+                    self.model = shown(msgspec.json.decode(found[1], type=str), MAX_MODEL)
             return
         try:
             request = _request.decode(data)

@@ -92,7 +92,7 @@ class Sharing:
         told = {whose: [getattr(totals, name) for name in FIELDS] for whose, totals in rows.items()}
         try:
             answer = decode(await self._link.ask("inspect", encode(Told(self._name, told))))
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             raise PluginError("the router's answer about budgets is none") from None
         if answer.rows.keys() != rows.keys() or any(len(numbers) != len(FIELDS) for numbers in answer.rows.values()):
             raise PluginError("the router's answer about budgets is about others")
