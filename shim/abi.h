@@ -176,6 +176,7 @@ struct afw_file {                    /* a struct file begins so */
     uint32_t handle;                 /* the host's; 0: a file of the guest's own */
     uint32_t reserved;
 };
+#define AFW_FILE_PLACE 48            /* behind it, uint64_t, if there is a handle: where the next read() or write() begins */
 struct afw_region {                  /* pages that are in none are free */
     uint32_t start;                  /* page numbers */
     uint32_t end;
@@ -230,7 +231,7 @@ enum afw_op {
     AFW_OP_NOP = 0,
     /* files */
     AFW_OP_OPEN = 1,                 /* path a0,a1  flags a2  mode a3  base a4  a5 = guest address for a struct stat, or 0 -> handle */
-    AFW_OP_CLOSE = 2,                /* handle a0 */
+    AFW_OP_CLOSE = 2,                /* handle a0  a1: 0, or 1: it stays, but a descriptor of it was closed */
     AFW_OP_PREAD = 3,                /* handle a0  buf a1  len a2  offset a3 (-1: the host file's own position) -> bytes */
     AFW_OP_PWRITE = 4,               /* handle a0  buf a1  len a2  offset a3 (-1: append)  a4 = address for where an append ended, or 0 -> bytes */
     AFW_OP_STAT = 5,                 /* path a0,a1  AT_* flags a2  out a3 (struct stat, 144 bytes)  base a4 */
@@ -257,7 +258,7 @@ enum afw_op {
     AFW_OP_MKNOD = 26,               /* path a0,a1  mode a2 (a file or a socket's name)  base a4 */
     AFW_OP_XATTR = 27,               /* path a0,a1 (a1 = 0: base itself)  0 set, 1 get, 2 list, 3 remove a2  AT_* flags a3  base a4: there are none */
     AFW_OP_STATX = 28,               /* path a0,a1  AT_* flags a2  out a3 (struct statx, 256 bytes)  base a4 */
-    AFW_OP_LOCK = 29,                /* handle a0 (0: a file of the guest's own, open for a3)  struct flock a1  F_* a2 */
+    AFW_OP_LOCK = 29,                /* handle a0 (0: a file of the guest's own, open for a3)  struct flock a1  F_* a2  the description's place a4 (non-blocking always) */
     /* memory */
     AFW_OP_COMMIT = 32,              /* addr a0  len a1: make the chunks that cover it usable (new memslots); ENOMEM over the limit */
     AFW_OP_MAPFILE = 33,             /* handle a0  addr a1  len a2  prot a3  flags a4 (MAP_PRIVATE or MAP_SHARED)  offset a5 */

@@ -73,6 +73,8 @@ void fd_uninstall(u64 fd)
     if (f) {
         fd_table[(u32)fd] = 0;
         file_notify(f, 0);
+        if (f->handle && f->refs > 1)            /* POSIX locks go with any of a file's descriptors */
+            ring_post(AFW_OP_CLOSE, f->handle, 1, 0, 0, 0, 0);
         fput(f, 0);
     }
 }

@@ -25,6 +25,7 @@ struct ringfile {
     struct stat st;
 };
 #define RING(file) ((struct ringfile *)(file))
+_Static_assert(offsetof(struct ringfile, place) == AFW_FILE_PLACE, "the host looks there");
 
 u64 files_changed = 1;
 static u8 shared;                    /* a writable file was mapped: stores to it are not seen here, so nothing is kept */

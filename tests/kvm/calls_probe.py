@@ -430,6 +430,115 @@ def offsets() -> None:
     say(os.path.exists(f"/proc/self/fd/{w}"), os.path.lexists(f"/proc/self/fd/{r}"), os.access(f"/proc/self/fd/{a}", os.F_OK))
 
 
+GETLK, SETLK, SETLKW, OFD_GETLK, OFD_SETLK, OFD_SETLKW = 5, 6, 7, 36, 37, 38
+RD, WR, UN = 0, 1, 2
+
+
+def asked(fd: int, command: int, kind: int, whence: int = 0, start: int = 0, length: int = 0) -> str:
+    """fcntl() with a lock: its result, and for the two that look what they found. (Numbers of processes differ: ours, or not.)"""
+    struct = flock(kind, whence, start, length)
+    result = word(call("fcntl", fd, command, struct))
+    if command not in (GETLK, OFD_GETLK):
+        return result
+    shorts, longs = (ctypes.c_short * 2).from_address(struct), (ctypes.c_long * 2).from_address(struct + 8)
+    pid = ctypes.c_int.from_address(struct + 24).value
+    return f"{result} {list(shorts)} {list(longs)} {'us' if pid == os.getpid() else pid}"
+
+
+def locks() -> None:
+    """What conflicts with what: POSIX locks are the process's, the others a description's, flock()'s are apart from both."""
+    plant()
+    for length in (4, 0):
+        for first, second in ((a, b) for a in (SETLK, OFD_SETLK) for b in (SETLK, OFD_SETLK)):
+            for kinds in ((RD, RD), (RD, WR), (WR, RD), (WR, WR)):
+                a, b = os.open("f", os.O_RDWR), os.open("f", os.O_RDWR)
+                twin = os.dup(a)
+                say("lock", length, first, second, kinds, asked(a, first, kinds[0], 0, 2, length), asked(b, second, kinds[1], 0, 5, 3),
+                    asked(twin, second, kinds[1], 0, 4, 2), asked(b, GETLK, WR), asked(b, OFD_GETLK, WR), asked(twin, OFD_GETLK, RD),
+                    asked(a, first, UN, 0, 3, 1), asked(b, second, kinds[1], 0, 3, 1), asked(a, OFD_GETLK, WR))  # fmt: skip
+                os.close(twin)  # with which the process's locks go
+                say("after a close", asked(b, OFD_GETLK, WR), asked(b, OFD_SETLK, WR))
+                os.close(a)
+                say("after the last", asked(b, OFD_GETLK, WR), asked(b, OFD_SETLK, WR), asked(b, GETLK, WR, 0, 100, 1))
+                os.close(b)
+    say("split and merge")
+    a, b = os.open("f", os.O_RDWR), os.open("f", os.O_RDWR)
+    for kind, start, length in (
+        (WR, 0, 100),
+        (UN, 10, 10),
+        (RD, 30, 10),
+        (WR, 35, 5),
+        (UN, 0, 5),
+        (WR, 10, 10),
+        (RD, 0, 0),
+        (UN, 50, 0),
+        (WR, 20, -10),
+    ):
+        say(kind, start, length, asked(a, OFD_SETLK, kind, 0, start, length))
+        at = 0
+        while at < 120:  # all that is there, a range at a time
+            found = asked(b, OFD_GETLK, WR, 0, at, 0)
+            say(at, found)
+            if f"[{UN}" in found:
+                break
+            start, size = eval(found[found.index("] [") + 2 : found.rindex("]") + 1])
+            at = start + size if size else 1000
+    os.close(a)
+    os.close(b)
+    a = os.open("f", os.O_RDWR)
+    os.lseek(a, 7, 0)
+    for whence, start, length in ((1, 0, 2), (1, -7, 1), (1, -8, 1), (2, 0, 5), (2, -3, 0), (2, -30, 5), (0, 0, -1), (0, 5, -5), (0, 5, -6),
+                                  (1, BIG * 2 - 1, 1), (0, BIG, BIG), (0, BIG, BIG + 1), (0, BIG * 2 - 1, 0), (3, 0, 0), (0, -1, 0)):  # fmt: skip
+        b = os.open("f", os.O_RDWR)
+        say(
+            "at",
+            whence,
+            start,
+            length,
+            asked(a, OFD_SETLK, WR, whence, start, length),
+            asked(b, OFD_GETLK, RD),
+            asked(a, OFD_SETLK, UN),
+        )
+        os.close(b)
+    say("of others")
+    ro, wo = os.open("f", os.O_RDONLY), os.open("f", os.O_WRONLY)
+    say(
+        asked(ro, SETLK, RD),
+        asked(ro, SETLK, WR),
+        asked(wo, SETLK, RD),
+        asked(wo, SETLK, WR),
+        asked(ro, OFD_SETLK, WR),
+        asked(ro, GETLK, WR),
+    )
+    say(
+        asked(os.open("d", os.O_RDONLY), SETLK, RD),
+        asked(ro, SETLK, UN),
+        asked(ro, SETLKW, RD),
+        asked(wo, SETLKW, WR),
+        asked(wo, OFD_GETLK, WR),
+    )
+    os.close(ro)
+    say(asked(wo, OFD_SETLK, WR), asked(wo, OFD_SETLKW, WR, 0, 5, 5))
+    os.close(wo)
+    say("flock")
+    a, b = os.open("f", os.O_RDONLY), os.open("f", os.O_RDONLY)
+    c = os.dup(a)
+    for fd, how in ((a, 1), (b, 1), (a, 2), (b, 2), (a, 1), (c, 2), (b, 1), (c, 8), (b, 2), (a, 1), (b, 8), (a, 2), (b, 1)):
+        say("abc"["abc".index({a: "a", b: "b", c: "c"}[fd])], how, word(call("flock", fd, how | 4)))
+    os.close(a)
+    say(word(call("flock", b, 2 | 4)))
+    os.close(c)
+    say(word(call("flock", b, 2 | 4)), asked(b, SETLK, RD), word(call("flock", b, 8)))
+    os.close(b)
+
+
+def many_locks() -> None:
+    """More ranges than anybody needs: some number of them is too many for a VM, not for Linux."""
+    a = os.open("f", os.O_RDWR)
+    say("many", {asked(a, SETLK, WR, 0, 2 * i, 1) for i in range(1500)}, asked(a, OFD_GETLK, RD, 0, 1001, 2000))
+    os.close(a)
+
+
 def listings() -> None:
     """Directories that change while they are read, and many names."""
     plant()
@@ -463,7 +572,7 @@ def run(directory: str) -> None:
     top, HOME = HOME, HOME + "/home"
     os.mkdir(HOME)
     os.chdir(HOME)
-    for part in (on_paths, on_pairs, on_descriptors, bad_pointers, partly, offsets, listings):
+    for part in (on_paths, on_pairs, on_descriptors, bad_pointers, partly, offsets, locks, many_locks, listings):
         say("#", part.__name__)
         part()
     plant()

@@ -43,6 +43,7 @@ int call_fd(struct caller *c, uint64_t fd, struct guest_fd *out)
         return -EBADF;
     out->fd = (uint32_t)fd;
     out->mode = out->file.handle ? 0 : kind[1];
+    out->place = entry + AFW_FILE_PLACE;
     return 0;
 }
 

@@ -24,6 +24,7 @@ struct guest_fd {                    /* a descriptor as the guest's table has it
     struct afw_file file;
     uint32_t fd;
     uint32_t mode;                   /* S_IF* and bits; 0: something else, or a file of ours */
+    uint64_t place;                  /* of a file of ours: address of its place */
 };
 struct stat;
 struct statx;

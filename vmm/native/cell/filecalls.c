@@ -355,7 +355,11 @@ static int fcntl_on(struct call *c)
     case F_OFD_SETLKW:
         if (!memory_allows(c->c, c->a[2], sizeof(struct flock), PROT_READ))
             return -EFAULT;
-        return on(c, AFW_OP_LOCK, c->a[2], (uint32_t)c->a[1], f.file.flags & O_ACCMODE, 0);
+        r = on(c, AFW_OP_LOCK, c->a[2], (uint32_t)c->a[1], f.file.flags & O_ACCMODE, 0);
+        if (f.file.handle && c->c->read(c->c, &c->e->a[4], f.place, sizeof c->e->a[4]))
+            return -EFAULT;
+        c->e->reserved = (uint32_t)c->a[1] == F_SETLKW || (uint32_t)c->a[1] == F_OFD_SETLKW ? CALL_BLOCKS : 0;
+        return r;
     case F_SETOWN:
     case F_GETOWN:
     case F_SETSIG:

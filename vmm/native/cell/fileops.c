@@ -232,12 +232,7 @@ static int64_t op_flock(struct vfs *vfs, const uint64_t a[6])
         return -EBADF;
     if (op != LOCK_SH && op != LOCK_EX && op != LOCK_UN)
         return -EINVAL;
-    if (h->kind == BACK_TMP)
-        return tmpfs_flock(h->tmp, &h->lock, op);
-    /* A read-only file needs no lock that the host's other programs would see; a single-file mount shares one open file */
-    if (h->kind != BACK_HOST || handle_writable(h) < 0 || !S_ISDIR(h->back->mode))
-        return 0;
-    return flock(h->fd, op | LOCK_NB) < 0 ? -errno : 0;
+    return lock_whole(vfs, (uint32_t)a[0], h, op);
 }
 
 static int64_t op_fchmod(struct vfs *vfs, const uint64_t a[6])
@@ -307,7 +302,10 @@ static int64_t perform(struct vfs *vfs, const struct afw_sqe *sqe)
     struct handle *h;
     switch (sqe->op) {
     case AFW_OP_CLOSE:
-        return handle_close(vfs, a[0]);
+        h = a[1] ? handle_get(vfs, a[0]) : 0;
+        if (h)
+            locks_closed(vfs, (uint32_t)a[0], h, 0);
+        return h ? 0 : handle_close(vfs, a[0]);
     case AFW_OP_PREAD:
         return op_pread(vfs, a);
     case AFW_OP_PWRITE:

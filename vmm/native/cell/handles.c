@@ -87,6 +87,7 @@ int64_t handle_new(struct vfs *vfs, const struct place *p, int fd, uint8_t acces
     h->kind = p->kind;
     h->access = access;
     h->fd = fd;
+    h->lock_fd = -1;
     h->node = p->node;
     h->back = p->back;
     h->mode = p->st.st_mode;
@@ -121,7 +122,7 @@ int handle_at(struct vfs *vfs, uint32_t number, const char *path, struct handle 
     if (!h)
         return -ENOMEM;
     strcpy(h->path, path);
-    h->fd = -1;
+    h->fd = h->lock_fd = -1;
     vfs->handle[number - 1] = *out = h;
     vfs->open++;
     return 0;
@@ -143,14 +144,14 @@ int handle_close(struct vfs *vfs, uint64_t number)
     struct handle *h = slot(vfs, number);
     if (!h)
         return -EBADF;
+    locks_closed(vfs, (uint32_t)number, h, 1);
+    locks_handle_gone(vfs, h);
     if (h->fd >= 0) {
         close(h->fd);
         vfs_fd_drop(vfs);
     }
-    if (h->tmp) {
-        tmpfs_flock(h->tmp, &h->lock, 8 /* LOCK_UN */);
+    if (h->tmp)
         tmpfs_unref(vfs->tmpfs, h->tmp);
-    }
     if (h->owned) {
         vfs->synth_bytes -= h->size;
         free(h->owned);
@@ -166,6 +167,7 @@ void handles_free(struct vfs *vfs)
     for (uint32_t i = 0; i < vfs->slots; i++)
         if (vfs->handle[i])
             handle_close(vfs, i + 1);
+    locks_free(vfs);
     free(vfs->handle);
     vfs->handle = 0;
     vfs->slots = 0;

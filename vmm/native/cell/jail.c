@@ -188,11 +188,15 @@ static void build(struct program *p)
         emit(p, RETURN, DENY, 0, 0);
         emit(p, RETURN, SECCOMP_RET_ALLOW, 0, 0);
     }
-    /* fcntl copies descriptors; F_SETOWN with O_ASYNC would send any signal to any process of this user */
-    emit(p, EQUAL, SYS_fcntl, 0, 4);
+    /* fcntl copies descriptors and locks without waiting; F_SETOWN with O_ASYNC would send any signal to any process of this user */
+    static const uint32_t fcntls[] = {F_DUPFD_CLOEXEC, F_OFD_SETLK, F_OFD_GETLK};
+    n = sizeof fcntls / sizeof *fcntls;
+    emit(p, EQUAL, SYS_fcntl, 0, (uint8_t)(2 * n + 2));
     emit(p, LOAD, ARG(1), 0, 0);
-    emit(p, EQUAL, F_DUPFD_CLOEXEC, 0, 1);
-    emit(p, RETURN, SECCOMP_RET_ALLOW, 0, 0);
+    for (unsigned i = 0; i < n; i++) {
+        emit(p, EQUAL, fcntls[i], 0, 1);
+        emit(p, RETURN, SECCOMP_RET_ALLOW, 0, 0);
+    }
     emit(p, RETURN, DENY, 0, 0);
     /* abort(): a signal to itself */
     emit(p, EQUAL, SYS_tgkill, 0, 4);

@@ -355,7 +355,7 @@ static int load_handle(struct vfs *vfs, struct reader *r)
         h->tmp = n;
         tmpfs_ref(n);
         if (s.lock == LOCK_SH || s.lock == LOCK_EX)
-            return tmpfs_flock(n, &h->lock, (int)s.lock) ? -EINVAL : 0;
+            return lock_whole(vfs, s.number, h, (int)s.lock) ? -EINVAL : 0;
     } else
         h->lost = !h->owned;         /* until it is opened again */
     return 0;

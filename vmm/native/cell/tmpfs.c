@@ -500,20 +500,6 @@ void tmpfs_unref(struct tmpfs *fs, struct tnode *n)
     node_drop(fs, n);
 }
 
-int tmpfs_flock(struct tnode *n, uint8_t *held, int op)
-{
-    uint32_t shared = n->lock_shared - (*held == LOCK_SH), exclusive = n->lock_exclusive - (*held == LOCK_EX);
-    op &= ~LOCK_NB;
-    if (op != LOCK_SH && op != LOCK_EX && op != LOCK_UN)
-        return -EINVAL;
-    if ((op == LOCK_SH && exclusive) || (op == LOCK_EX && (exclusive || shared)))
-        return -EWOULDBLOCK;
-    n->lock_shared = shared + (op == LOCK_SH);
-    n->lock_exclusive = exclusive + (op == LOCK_EX);
-    *held = op == LOCK_UN ? 0 : (uint8_t)op;
-    return 0;
-}
-
 const struct tentry *tmpfs_first(const struct tnode *dir, uint64_t cookie)
 {
     const struct tentry *e = dir->first;

@@ -22,7 +22,6 @@ struct tnode {
     uint32_t mode;
     uint32_t nlink;
     uint32_t refs;                   /* handles, and 1 for a root */
-    uint32_t lock_shared, lock_exclusive;
     uint32_t number;                 /* while it is saved (savefs.c) */
     int fd;                          /* memfd, or -1 */
     uint64_t ino, size;

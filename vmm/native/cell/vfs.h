@@ -94,6 +94,7 @@ struct vfs {
     struct rules *link_rules;        /* its result */
     int link_error;
     struct loading *loading;         /* savefs.c */
+    struct locks *locks;             /* locks.c; 0: there was none yet */
     uint32_t call;                   /* CALL_*: of the operation under way */
 };
 struct tmpfs *vfs_tmpfs(struct vfs *vfs);            /* 0: out of memory */
@@ -163,9 +164,10 @@ struct handle {
     enum backing kind;
     uint8_t access;                  /* HANDLE_* */
     uint8_t rule;                    /* AFW_RULE_READ or 0: of its path */
-    uint8_t lock;                    /* flock on a TMP file: 0, LOCK_SH, LOCK_EX */
+    uint8_t lock;                    /* by flock(): 0, LOCK_SH, LOCK_EX */
     uint8_t lost;                    /* of a forked VM: could not be opened again; handle_get() does not find it */
     int fd;                          /* HOST */
+    int lock_fd;                     /* of a mount of one file, once it was locked (locks.c), or -1 */
     const struct node *node, *back;
     struct tnode *tmp;               /* TMP: holds a reference */
     const uint8_t *data;             /* SYNTH and PROC files */
@@ -210,7 +212,6 @@ int tmpfs_chmod(struct tnode *n, uint32_t mode);
 int tmpfs_utimens(struct tnode *n, const struct timespec times[2]);
 void tmpfs_ref(struct tnode *n);
 void tmpfs_unref(struct tmpfs *fs, struct tnode *n);
-int tmpfs_flock(struct tnode *n, uint8_t *held, int op);
 /* The first entry after cookie (TMPFS_COOKIE + something), the one after that; 0 at the end. Until the directory changes */
 #define TMPFS_COOKIE 0x10000
 struct tentry;
@@ -242,6 +243,10 @@ int proc_link_fd(struct vfs *vfs, const char *path); /* synth.c: the same of a g
 
 /* ---- locks.c ---- */
 int64_t op_lock(struct vfs *vfs, const uint64_t a[6]);
+int lock_whole(struct vfs *vfs, uint32_t number, struct handle *h, int op);       /* flock(): LOCK_SH, LOCK_EX, LOCK_UN; never waits */
+void locks_closed(struct vfs *vfs, uint32_t number, struct handle *h, int last);  /* a descriptor of h is closed; `last`: there is no other */
+void locks_handle_gone(struct vfs *vfs, struct handle *h);
+void locks_free(struct vfs *vfs);
 
 /* ---- readdir.c ---- */
 int64_t handle_readdir(struct vfs *vfs, struct handle *h, uint64_t gva, uint64_t len, uint64_t cookie);
