@@ -177,7 +177,7 @@ SK(getsockname)
     struct addr name;
     sock_progress(s);
     sock_source(s, &s->peer, &name);
-    return addr_put(s->domain, s->state == S_CONNECTED ? &name : &s->local, b, c);
+    return addr_put(s->domain, s->state > S_LISTEN || s->shut ? &name : &s->local, b, c);
 }
 
 SK(getpeername)
@@ -193,7 +193,7 @@ SK(listen)
 {
     if (s->type == SOCK_DGRAM)
         return -EOPNOTSUPP;
-    if (s->state > S_LISTEN || (s->domain == AF_UNIX && !s->bound))
+    if (s->state > S_LISTEN || s->shut || (s->domain == AF_UNIX && !s->bound))
         return -EINVAL;
     sock_autobind(s);
     s->state = S_LISTEN;
@@ -262,19 +262,32 @@ void sock_progress(struct sock *s)
     } else if (state != AFW_H_OPENING) {
         s->error = flow_error(f, ECONNREFUSED);
         s->state = S_NEW;
+        s->shut = 3;
         flow_leave(s->s.rx, s->s.tx);
         s->s.rx = s->s.tx = 0;
     }
+}
+
+/* Of a connection that was refused, connect() tells the error, or that somebody else was told it; the next one begins anew. */
+static void connect_error(struct sock *s)
+{
+    if (s->state == S_NEW && s->shut) {
+        s->shut = 0;
+        if (!s->error)
+            s->error = ECONNABORTED;
+    }
+    sock_error(s);
 }
 
 static void connect_stream(struct sock *s, struct addr *a)
 {
     u64 deadline = sock_deadline(s, SO_SNDTIMEO);
     sock_progress(s);
-    sock_error(s);
+    connect_error(s);
     if (s->state == S_CONNECTING && LATER(s))
         fail(-EALREADY);
     if (s->state == S_NEW) {
+        s->peer = *a;
         if (s->domain == AF_UNIX || addr_local(a)) {
             if (s->domain != AF_UNIX) {
                 if (addr_any(a)) {   /* to "any" means to oneself */
@@ -285,16 +298,19 @@ static void connect_stream(struct sock *s, struct addr *a)
                 if (!s->local.port)
                     invent(s, &s->local);
             }
-            if (LATER(s) && s->domain != AF_UNIX && !sock_find(s, a))
+            int later = LATER(s) && s->domain != AF_UNIX;
+            if (later && !sock_find(s, a)) {
                 s->error = ECONNREFUSED;
-            else
+                s->shut = 3;
+            } else
                 connect_here(s, a);
-            if (LATER(s) && s->domain != AF_UNIX)
-                fail(-EINPROGRESS);  /* done, but programs count on having to wait */
+            if (later) {             /* done, but programs count on having to wait */
+                file_notify(s, ALL_EVENTS);
+                fail(-EINPROGRESS);
+            }
             return;
         }
         flow_open(s, &s->s.rx, AFW_KIND_TCP, a);
-        s->peer = *a;
         s->state = S_CONNECTING;
         if (LATER(s))
             fail(-EINPROGRESS);
@@ -302,7 +318,7 @@ static void connect_stream(struct sock *s, struct addr *a)
         fail(-EISCONN);
     while (sock_progress(s), s->state == S_CONNECTING)
         file_wait(s, 0, deadline);
-    sock_error(s);
+    connect_error(s);
 }
 
 SK(connect)

@@ -148,8 +148,11 @@ static s64 sock_recv(struct sock *s, struct io *io, u32 msg, struct addr *from, 
         fail(-EAGAIN);
     if (msg & MSG_OOB && s->type == SOCK_STREAM)
         fail(-EINVAL);
-    if (s->type != SOCK_DGRAM && !connected(s, msg, SO_RCVTIMEO))
+    if (s->type != SOCK_DGRAM && !connected(s, msg, SO_RCVTIMEO)) {
+        if (s->shut)                 /* refused */
+            return 0;
         fail(s->domain == AF_UNIX && s->type == SOCK_STREAM ? -EINVAL : -ENOTCONN);
+    }
     if (s->type != SOCK_STREAM)
         return dgram_recv(s, io, msg, from, out_flags);
     return chan_read(&s->s.f, io, msg, 0);
@@ -190,10 +193,11 @@ static u32 sock_poll(struct file *f)
         return 0;
     if (s->state == S_LISTEN)
         return s->queue ? POLLIN | POLLRDNORM : 0;
+    if (s->shut & 1)
+        m |= POLLIN | POLLRDNORM | POLLRDHUP;
     if (s->type == SOCK_DGRAM) {
         tx = tx ? tx : s->ftx;
-        if (s->shut & 1)
-            m |= POLLIN | POLLRDNORM | POLLRDHUP | (s->shut & 2) << 3;       /* POLLHUP */
+        m |= (s->shut & 1) << 4 & s->shut << 3;      /* POLLHUP: both halves */
         if (next_frame(s, &h))
             m |= POLLIN | POLLRDNORM;
         if (s->error)                /* it may have come on the way to that frame */
@@ -255,18 +259,22 @@ static s64 send_message(struct sock *s, u64 user, u32 msg)
     return send_to(s, &io, msg, m->msg_namelen ? (u64)m->msg_name : 0, m->msg_namelen);
 }
 SK(sendmsg) { return send_message(s, b, c); }
-SK(sendmmsg)
+/* One message after the other: n struct mmsghdr at user */
+static s64 many(struct sock *s, u64 user, u32 n, u32 msg, s64 (*one)(struct sock *, u64, u32))
 {
-    for (u32 i = 0; i < c;) {
-        s64 n = send_message(s, b, d);
-        if (n < 0)
-            fail(n);
-        ((struct mmsghdr *)user_at(b, sizeof(struct mmsghdr), 1))->msg_len = n;
-        b += sizeof(struct mmsghdr);
+    for (u32 i = 0; i < n;) {
+        s64 r = one(s, user, msg);
+        if (r < 0)
+            fail(r);
+        ((struct mmsghdr *)user_at(user, sizeof(struct mmsghdr), 1))->msg_len = r;
+        user += sizeof(struct mmsghdr);
         PROGRESS = ++i;
+        if (msg & MSG_WAITFORONE)
+            msg |= MSG_DONTWAIT;
     }
-    return c;
+    return n;
 }
+SK(sendmmsg) { return many(s, b, c, d & ~MSG_WAITFORONE, send_message); }
 
 SK(recvfrom)
 {
@@ -294,17 +302,5 @@ static s64 receive_message(struct sock *s, u64 user, u32 msg)
     return r;
 }
 SK(recvmsg) { return receive_message(s, b, c); }
-SK(recvmmsg)                         /* its time-out is looked at between messages only, in Linux too: it is left out */
-{
-    for (u32 i = 0; i < c;) {
-        s64 n = receive_message(s, b, d);
-        if (n < 0)
-            fail(n);
-        ((struct mmsghdr *)user_at(b, sizeof(struct mmsghdr), 1))->msg_len = n;
-        b += sizeof(struct mmsghdr);
-        PROGRESS = ++i;
-        if (d & MSG_WAITFORONE)
-            d |= MSG_DONTWAIT;
-    }
-    return c;
-}
+/* recvmmsg()'s time-out is looked at between messages only, in Linux too: it is left out */
+SK(recvmmsg) { return many(s, b, c, d, receive_message); }

@@ -120,6 +120,9 @@ def option_get(level: int, name: int, room: int) -> Callable[[int], object]:
         out, length = buffer(64), buffer(struct.pack("i", room))
         got = call("getsockopt", fd, level, name, out, length)
         size = struct.unpack("i", length.raw)[0]
+        if got == 0 and (level, name) == (SOL, 17) and room > 12:
+            mine = os.getpid(), os.getuid(), os.getgid()
+            return [size, [b == a or b for a, b in zip(mine, struct.unpack_from("3i", out.raw), strict=True)]]
         if got == 0 and (level, name) == (SOL, 17):
             out = buffer(64)  # ids differ
         return got if isinstance(got, str) else [size, out.raw[: max(size, 0)].hex()]

@@ -264,7 +264,7 @@ static int64_t operation(const struct afw_sqe *e)
         return r < 0 ? r : 0;
     }
     case AFW_OP_SOCKET:
-        return socket_op(e, (uint8_t *)a[3]);
+        return socket_op(e, (uint8_t *)a[3], CTL->pid);
     case AFW_OP_READY:               /* as if restored at once in another VM */
         CTL->pid += 1000;
         CTL->generation++;

@@ -154,7 +154,7 @@ static int64_t socket_question(struct vm *vm, const struct afw_sqe *e)
     uint8_t v[SOCKOPT_ROOM] = {0};
     if (e->a[4] != AFW_SOCKET_KIND && guest_read(vm, v, e->a[3], sizeof v))
         return -EFAULT;
-    int64_t r = socket_op(e, v);
+    int64_t r = socket_op(e, v, vm->ctl->pid);
     return r > 0 && guest_write(vm, e->a[3], v, sizeof v) ? -EFAULT : r;
 }
 

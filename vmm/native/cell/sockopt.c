@@ -13,6 +13,8 @@
 #include <sys/time.h>
 #include "sockopt.h"
 
+#define UID 1000                     /* as in calls.c: of all guests */
+
 enum { TCP = 1, UDP = 2, UNIX = 4, INET = TCP | UDP, ALL = INET | UNIX };
 
 struct option {
@@ -65,10 +67,13 @@ static const struct option options[] = {
     SIX(IPV6_RECVHOPLIMIT, 0, 0, 0), SIX(IPV6_RECVTCLASS, 0, 0, 0), SIX(IPV6_DONTFRAG, 0, 0, 0),
 };
 
+enum { NEW, LISTENS, CONNECTING, CONNECTED };        /* the shim's states of a socket */
+
 struct asked {
     uint32_t level, name;
     int32_t len;                     /* as the program gave it */
-    uint32_t domain, type, listens;
+    uint32_t domain, type, state;    /* the last as the shim has it */
+    uint32_t pid;
     uint8_t where;
 };
 
@@ -204,7 +209,7 @@ static int64_t option_get(const struct asked *q, uint8_t v[SOCKOPT_ROOM])
             value = q->where == TCP ? IPPROTO_TCP : q->where == UDP ? IPPROTO_UDP : 0;
             break;
         case SO_ACCEPTCONN:
-            value = q->listens != 0;
+            value = q->state == LISTENS;
             break;
         case SO_SNDBUF:
             value = q->where == TCP ? 16384 : 212992;
@@ -214,8 +219,11 @@ static int64_t option_get(const struct asked *q, uint8_t v[SOCKOPT_ROOM])
             break;
         case SO_LINGER:
             return 8;
-        case SO_PEERCRED:
+        case SO_PEERCRED: {          /* the other end is the same process; unix(7): of listen() or connect() */
+            int32_t mine[3] = {(int32_t)q->pid, UID, UID}, nobody[3] = {0, -1, -1};
+            memcpy(v, q->where == UNIX && (q->state == LISTENS || q->state == CONNECTED) ? mine : nobody, 12);
             return 12;
+        }
         case SO_RCVTIMEO:
         case SO_SNDTIMEO:
             return 16;
@@ -250,11 +258,11 @@ static int64_t kind(uint32_t domain, uint32_t type, uint32_t protocol)
     return plain == SOCK_DGRAM && protocol == (domain == AF_INET ? IPPROTO_ICMP : IPPROTO_ICMPV6) ? -EACCES : -EPROTONOSUPPORT;
 }
 
-int64_t socket_op(const struct afw_sqe *e, uint8_t v[SOCKOPT_ROOM])
+int64_t socket_op(const struct afw_sqe *e, uint8_t v[SOCKOPT_ROOM], uint32_t pid)
 {
     struct asked q = {
         .level = (uint32_t)(e->a[0] >> 32), .name = (uint32_t)e->a[0], .len = (int32_t)e->a[2],
-        .domain = (uint16_t)e->a[1], .type = (uint8_t)(e->a[1] >> 16), .listens = (uint8_t)(e->a[1] >> 24) == 1,
+        .domain = (uint16_t)e->a[1], .type = (uint8_t)(e->a[1] >> 16), .state = (uint8_t)(e->a[1] >> 24), .pid = pid,
     };
     if (e->a[4] == AFW_SOCKET_KIND)
         return kind((uint32_t)e->a[0], (uint32_t)e->a[1], (uint32_t)e->a[2]);
