@@ -93,7 +93,7 @@ def places(elf):
     except FileNotFoundError:
         raise SystemExit("agentfw is built with binutils; nm is missing (Debian: apt install binutils)") from None
     lines = []
-    for name in ("traced_entry", "traced_exit", "current"):
+    for name in ("traced_entry", "traced_exit", "current", "signals_deliver", "take_any"):
         found = re.findall(rf"^([0-9a-f]+) \w {name}$", symbols, re.MULTILINE)
         if len(found) != 1:
             raise SystemExit(f"agentfw: the shim has {len(found)} symbols named {name}")

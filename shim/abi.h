@@ -45,6 +45,7 @@
 #define AFW_PORT_EXC 0x32            /* from an exception stub; stack: vector, [error code], RIP, CS, RFLAGS, RSP, SS */
 #define AFW_PORT_ENTRY 0x34          /* traced VMs only: a system call begins, RSP + 8 is its frame (core.h) */
 #define AFW_PORT_LEAVE 0x35          /* and ends */
+#define AFW_PORT_SIGNAL 0x36         /* RAX: a signal that is delivered now, RSI: its struct sigq (core.h) */
 #define AFW_PORT_PANIC 0x33          /* shim invariant broken: ctl.panic_code, ctl.panic_line */
 
 /* Head of the shim blob, at AFW_SHIM. All are guest addresses. */

@@ -130,7 +130,7 @@ static void tell(struct stream *s)
 void broken_pipe(u32 msg)
 {
     if (!(msg & MSG_NOSIGNAL))
-        signal_send(current, SIGPIPE, SI_KERNEL, 0);
+        signal_send(current, SIGPIPE, SI_USER, 0);
     fail(-EPIPE);
 }
 

@@ -64,7 +64,8 @@ static int take(struct pending *p, u64 set, struct sigq *info)
     return sig;
 }
 
-static int take_any(u64 set, struct sigq *info)
+/* (signals_deliver()'s call of it is replaced in a VM that is traced: tracing.c) */
+__attribute__((noinline, noclone)) static int take_any(u64 set, struct sigq *info)
 {
     int sig = take(&current->pending, set, info);
     return sig ? sig : take(&shared, set, info);
@@ -139,7 +140,7 @@ void signal_fault(int sig, int code, u64 addr)
     add(&current->pending, sig, code, addr, 0);
 }
 
-int signals_deliver(struct frame *f, int upcall)
+__attribute__((noinline, noclone)) int signals_deliver(struct frame *f, int upcall)
 {
     struct thread *t = current;
     struct sigq info;

@@ -11,6 +11,7 @@ never have one: what they send in its place is a placeholder.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -18,10 +19,11 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Protocol
 
-from agentfw_vmm import VmExit, trace_calls
+from agentfw_vmm import VmExit, trace_calls, trace_names
 from agentfw_vmm.syscalls import NUMBERS
 from agentfw_vmm.trace import Copy, Event, Tracer
 from agentfw_vmm.trace_forms import View
+from agentfw_vmm.trace_text import siginfo
 
 STRING = 32
 """Bytes of a string that are shown, as with strace."""
@@ -60,7 +62,7 @@ class _Life:
 
     begun: bool = False
     open: dict[int, _Pending] = field(default_factory=dict)  # by thread
-    threads: set[int] = field(default_factory=set)  # the first two
+    threads: set[int] = field(default_factory=set)  # two of those that live: it has several
     newest: int = 0  # the thread whose call began last, and has not been printed
 
 
@@ -177,6 +179,8 @@ class _CellTracer:
                 self._strace.line(f"{self._prefix(event.vm, life, 0)}({event.lost} messages were lost here)")
         if not life.begun:
             self._look_for_beginning(event, life)
+        elif event.signal:
+            self._signal(event, life)
         elif event.entry:
             self._entry(event, life)
         else:
@@ -187,12 +191,13 @@ class _CellTracer:
         if life is None or not life.begun or self._strace.summary:
             return
         for tid, pending in sorted(life.open.items()):
-            text = f"<... {trace_calls.name_of(pending.number)} resumed>" if pending.printed else pending.text
-            self._strace.line(f"{self._prefix(vm, life, tid)}{text} <unfinished ...>")
+            head = f"<... {trace_calls.name_of(pending.number)} resumed>" if pending.printed else pending.text
+            rest = "" if pending.done == trace_calls.count(pending.number) else " <unfinished ...>"
+            self._strace.line(f"{self._prefix(vm, life, tid)}{head}{rest}{trace_calls.gone()}")
         self._strace.line(f"{self._prefix(vm, life, 0)}+++ {_end(report)} +++")
 
     def _look_for_beginning(self, event: Event, life: _Life) -> None:
-        if event.number != NUMBERS["write"]:
+        if event.signal or event.number != NUMBERS["write"]:
             return
         chunk = event.memory.get(1)
         if event.entry and chunk is not None and chunk.data[4:].startswith(_READY):
@@ -222,6 +227,14 @@ class _CellTracer:
             if self._timer is None:
                 self._timer = asyncio.get_running_loop().call_later(IDLE, self._idle)
 
+    def _signal(self, event: Event, life: _Life) -> None:
+        if self._strace.summary:
+            return
+        self._unfinished(event.vm, life)
+        name = trace_names.SIGNALS.get(event.number, f"{event.number}")
+        info = siginfo(event.number, event.result, event.args[0], event.args[1])
+        self._strace.line(f"{self._prefix(event.vm, life, event.tid)}--- {name} {info} ---")
+
     def _last(self, event: Event, life: _Life, text: str) -> None:
         """Of a thread, or of all."""
         if self._strace.summary:
@@ -231,6 +244,8 @@ class _CellTracer:
         self._strace.line(f"{prefix}{text}{trace_calls.gone()} [shim]")
         if event.number == NUMBERS["exit"]:
             self._strace.line(f"{prefix}+++ exited with {event.args[0] & 0xFF} +++")
+            life.threads.discard(event.tid)
+            life.threads.update(itertools.islice(life.open, 2))
 
     def _leave(self, event: Event, life: _Life) -> None:
         pending = life.open.pop(event.tid, None)
@@ -246,7 +261,9 @@ class _CellTracer:
         pending.view.after = event.memory
         pending.view.result = event.result
         rest = trace_calls.ended(event.number, pending.view, pending.done)
-        head = f"<... {trace_calls.name_of(event.number)} resumed>" if pending.printed else pending.text
+        head = pending.text
+        if pending.printed:
+            head, rest = f"<... {trace_calls.name_of(event.number)} resumed>", rest.removeprefix(", ")
         where = "host" if event.host else "shim"
         self._strace.line(f"{self._prefix(event.vm, life, event.tid)}{head}{rest} [{where}]")
 
@@ -255,7 +272,8 @@ class _CellTracer:
         pending = life.open.get(life.newest)
         if pending is not None and not pending.printed and not self._strace.summary:
             pending.printed = True
-            self._strace.line(f"{self._prefix(vm, life, life.newest)}{pending.text} <unfinished ...>")
+            more = ", " if 0 < pending.done < trace_calls.count(pending.number) else ""
+            self._strace.line(f"{self._prefix(vm, life, life.newest)}{pending.text}{more} <unfinished ...>")
         life.newest = 0
 
     def _idle(self) -> None:

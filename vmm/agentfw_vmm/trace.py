@@ -24,7 +24,7 @@ TEXT, BYTES, COUNTED, RESULT, LENGTH, VECTOR, MESSAGE_HEADER = range(1, 8)
 _HEAD = struct.Struct("<IIIIQQQQ6QII")
 _CHUNK = struct.Struct("<HHI")
 _COPY = struct.Struct("<IBBBBII")
-_ENTRY = 1
+_ENTRY, _LEAVE, _SIGNAL = 1, 2, 3
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,9 @@ class Chunk:
 
 @dataclass
 class Event:
-    """A call's beginning (`entry`), or its end. `ns`: CLOCK_MONOTONIC; `lost`: messages before it that nobody took."""
+    """A call's beginning (`entry`), its end, or a signal that is delivered (`signal`): `number` is it, `result` its si_code, and
+    `args` begin with the words of its siginfo at 16 and 24. `ns`: CLOCK_MONOTONIC; `lost`: messages before it that nobody
+    took."""
 
     vm: int
     entry: bool
@@ -65,6 +67,7 @@ class Event:
     args: tuple[int, ...]
     lost: int = 0
     memory: dict[int, Chunk] = field(default_factory=dict)
+    signal: bool = False
 
 
 class Tracer(Protocol):
@@ -74,7 +77,7 @@ class Tracer(Protocol):
         """What is to be copied for which call; asked once, before the cell starts."""
 
     def call(self, event: Event) -> None:
-        """A call began or ended."""
+        """A call began or ended, or a signal was delivered."""
 
     def ended(self, vm: int, report: VmExit) -> None:
         """After the last of them."""
@@ -90,7 +93,9 @@ def parse(message: bytes) -> Event:
     if len(message) < _HEAD.size:
         raise ValueError(f"{len(message)} bytes")
     vm, kind, tid, host, number, result, ns, _, *args, lost, chunks = _HEAD.unpack_from(message)
-    event = Event(vm, kind == _ENTRY, tid, bool(host), number, _signed(result), ns, tuple(args), lost)
+    if kind not in (_ENTRY, _LEAVE, _SIGNAL):
+        raise ValueError(f"kind {kind}")
+    event = Event(vm, kind == _ENTRY, tid, bool(host), number, _signed(result), ns, tuple(args), lost, signal=kind == _SIGNAL)
     at = _HEAD.size
     for _ in range(chunks):
         if len(message) - at < _CHUNK.size:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from . import trace_names as names
 from .syscalls import NUMBERS
-from .trace import COUNTED, RESULT, TEXT, VECTOR, Copy
-from .trace_forms import FORMS, Form, View
-from .trace_text import flags, result
+from .trace import BYTES, COUNTED, RESULT, TEXT, VECTOR, Copy
+from .trace_forms import FD_SET, FORMS, Form, View, fds
+from .trace_text import EINTR, RESTARTBLOCK, RESTARTNOHAND, flags, hexadecimal, result
 
 #: `name form...`, `= form` what it returns: hex, mode, none (it does not); else a number. `@n`: counted by
 #: argument n; `#n`: it is argument n; `/word`: shown if the condition holds.
@@ -30,15 +30,15 @@ munmap ptr size
 brk ptr = hex
 rt_sigaction signal sigaction sigaction> size
 rt_sigprocmask how sigset sigset> size
-rt_sigreturn
-ioctl fd ioctl ptr
+rt_sigreturn frame
+ioctl fd ioctl ioctlarg/ioctl
 pread64 fd buf>@2 size long
 pwrite64 fd buf@2 size long
 readv fd iov>@2 size
 writev fd iov@2 size
 access path access
 pipe two>
-select int ptr ptr ptr timeval
+select int fds fds fds timeval
 sched_yield
 mremap ptr size size mremap ptr/fixed = hex
 msync ptr size hex
@@ -54,25 +54,25 @@ getpid
 sendfile fd fd ptr size
 socket family socktype ipproto
 connect fd addr@2 int
-accept fd addr>@2 int>
+accept fd addr>@2 len>
 sendto fd buf@2 size msgflags addr@5 int
-recvfrom fd buf>@2 size msgflags addr>@5 int>
+recvfrom fd buf>@2 size msgflags addr>@5 len>
 sendmsg fd msg msgflags
 recvmsg fd msg> msgflags
 shutdown fd shut
 bind fd addr@2 int
 listen fd int
-getsockname fd addr>@2 int>
-getpeername fd addr>@2 int>
+getsockname fd addr>@2 len>
+getpeername fd addr>@2 len>
 socketpair family socktype ipproto two>
 setsockopt fd level option optval@4 int
-getsockopt fd level option optval>@4 int>
+getsockopt fd level option optval>@4 len>
 clone clone ptr ptr ptr ptr
 fork
 vfork
 execve path ptr ptr
 exit int = none
-wait4 int ptr hex ptr
+wait4 int ptr wait ptr
 kill int signal
 uname uname>
 fcntl fd fcntl fcntlarg/fcntl
@@ -100,9 +100,9 @@ lchown path int int
 umask mode = mode
 gettimeofday timeval> timezone>
 getrlimit resource rlimit>
-getrusage rusage ptr
+getrusage rusage rusage>
 sysinfo ptr
-times ptr
+times tms>
 getuid
 getgid
 setuid int
@@ -116,15 +116,17 @@ setsid
 getpgid int
 getsid int
 rt_sigpending sigset> size
-rt_sigtimedwait sigset ptr timespec size
+rt_sigtimedwait sigset siginfo> timespec size = signal
 rt_sigsuspend sigset size
-sigaltstack ptr ptr
+sigaltstack altstack altstack>
 utime path ptr
 statfs path ptr
 fstatfs fd ptr
 prctl prctl hex hex hex hex
 arch_prctl archprctl ptr
 setrlimit resource rlimit
+getpriority prio int
+setpriority prio int int
 sync
 gettid
 readahead fd size size
@@ -136,7 +138,7 @@ tkill int signal
 time ptr
 futex ptr futex int timespec/futex hex#3/requeue ptr#4/futex2 match#5/bitset
 sched_setaffinity int size ptr
-sched_getaffinity int size ptr
+sched_getaffinity int size cpus>
 epoll_create int
 getdents64 fd ptr> size
 set_tid_address ptr
@@ -148,7 +150,7 @@ exit_group int = none
 epoll_wait fd epollevents> int int
 epoll_ctl fd epollctl fd epollevent
 tgkill int int signal
-waitid int int ptr hex ptr
+waitid int int ptr wait ptr
 inotify_init
 openat dirfd path open mode/creat
 mkdirat dirfd path mode
@@ -161,7 +163,7 @@ symlinkat path dirfd path
 readlinkat dirfd path buf>@3 size
 fchmodat dirfd path mode
 faccessat dirfd path access
-pselect6 int ptr ptr ptr timespec ptr
+pselect6 int fds fds fds timespec ptr
 ppoll pollfds@1 size timespec sigset size
 set_robust_list ptr size
 splice fd ptr fd ptr size hex
@@ -173,12 +175,12 @@ eventfd int
 fallocate fd falloc long long
 timerfd_settime fd abstime itimerspec itimerspec>
 timerfd_gettime fd itimerspec>
-accept4 fd addr>@2 int> sockflags
+accept4 fd addr>@2 len> sockflags
 signalfd4 fd sigset size hex
 eventfd2 int efd
 epoll_create1 epollflags
-dup3 fd fd open
-pipe2 two> open
+dup3 fd fd pipe
+pipe2 two> pipe
 inotify_init1 hex
 preadv fd iov>@2 size long
 pwritev fd iov@2 size long
@@ -189,14 +191,14 @@ sendmmsg fd ptr size msgflags
 getcpu int> int> ptr
 renameat2 dirfd path dirfd path rename
 seccomp int hex ptr
-getrandom buf> size grnd
+getrandom random> size grnd
 memfd_create path mfd
 execveat dirfd path ptr ptr at
 membarrier int hex int
 copy_file_range fd ptr fd ptr size hex
-preadv2 fd iov>@2 size long hex hex
-pwritev2 fd iov@2 size long hex hex
-statx dirfd path at hex ptr
+preadv2 fd iov>@2 size long rwf#5
+pwritev2 fd iov@2 size long rwf#5
+statx dirfd path at statxmask ptr
 rseq ptr size hex hex
 clone3 cloneargs size
 close_range int int hex
@@ -222,6 +224,7 @@ def _futex_times(view: View, index: int) -> bool:
 _CONDITIONS: Mapping[str, Callable[[View, int], bool]] = {
     "creat": _creates,
     "fixed": lambda view, index: bool(view.args[3] & 2),
+    "ioctl": lambda view, index: view.args[1] & 0xFFFFFFFF not in (0x5450, 0x5451),  # FIONCLEX, FIOCLEX
     "fcntl": lambda view, index: view.args[1] & 0xFFFFFFFF not in (1, 3, 9, 11, 1025, 1032, 1034),
     "futex": _futex_times,
     "requeue": lambda view, index: _futex(view) in (3, 4, 5, 12),  # the fourth argument is a number then
@@ -257,8 +260,12 @@ class Call:
             strings = form.kind in (COUNTED, RESULT, VECTOR) and not form.size
             counter = argument.counter if form.kind in (COUNTED, VECTOR) or argument.counter else index
             yield Copy(self.number, form.late, form.kind, index, counter, size, 1 if strings else form.unit)
+            if form.early:
+                yield Copy(self.number, False, BYTES, index, 0, form.early)
         if self.name in ("poll", "ppoll"):
             yield Copy(self.number, True, COUNTED, 0, 1, 8 * 32, 8)
+        elif self.name in ("select", "pselect6"):
+            yield from (Copy(self.number, True, BYTES, index, 0, FD_SET) for index in (1, 2, 3))
         elif self.name == "getcwd":
             yield Copy(self.number, True, TEXT, 0, 0, 4096)
 
@@ -292,11 +299,17 @@ def name_of(number: int) -> str:
     return _NAMES.get(number, f"syscall_{number:#x}")
 
 
+def count(number: int) -> int:
+    """Arguments that are printed."""
+    call = CALLS.get(number)
+    return 6 if call is None else len(call.arguments)
+
+
 def begun(number: int, view: View) -> tuple[str, int]:
     """`openat(AT_FDCWD, "x", O_RDONLY` as far as it is known when the call begins, and how many arguments that are."""
     call = CALLS.get(number)
     if call is None:
-        return f"{name_of(number)}({', '.join(f'{arg:#x}' for arg in view.args)}", len(view.args)
+        return f"{name_of(number)}({', '.join(map(hexadecimal, view.args))}", len(view.args)
     parts: list[str] = []
     done = 0
     for argument in call.arguments:
@@ -318,7 +331,8 @@ def ended(number: int, view: View, done: int) -> str:
         if _holds(argument, view):
             parts.append(argument.form.show(view, argument.place, argument.counter))
     head = (", " if done and parts else "") + ", ".join(parts)
-    return f"{head}) = {result(view.result, call.returns)}{_remark(call.name, view)}"
+    returns = "hex" if call.name == "fcntl" and view.args[1] & 0xFFFFFFFF in (1, 3) else call.returns
+    return f"{head}) = {result(view.result, returns, _interrupted(call.name, view))}{_remark(call.name, view)}"
 
 
 def gone() -> str:
@@ -336,6 +350,13 @@ def _holds(argument: _Argument, view: View) -> bool:
     return not argument.condition or _CONDITIONS[argument.condition](view, argument.place)
 
 
+def _interrupted(name: str, view: View) -> int:
+    """What Linux's kernel has for a call that a signal interrupts and that is not begun again (its program sees EINTR)."""
+    if name in ("pause", "rt_sigsuspend", "ppoll", "select", "pselect6") or (name == "clock_nanosleep" and view.args[1] & 1):
+        return RESTARTNOHAND
+    return RESTARTBLOCK if name in ("nanosleep", "clock_nanosleep", "poll", "futex") else EINTR
+
+
 def _remark(name: str, view: View) -> str:
     """What strace puts behind some results: which descriptors are ready."""
     if view.failed:
@@ -350,11 +371,20 @@ def _remark(name: str, view: View) -> str:
             if revents:
                 ready.append(f"{{fd={fd}, revents={flags(revents, names.POLL)}}}")
         return f" ([{', '.join(ready)}])"
-    if name in ("select", "pselect6") and not view.result:
-        return " (Timeout)"
+    if name in ("select", "pselect6"):
+        return f" ({', '.join(_selected(view))})" if view.result else " (Timeout)"
     if name == "fcntl" and view.args[1] == 1:
         return f" (flags {flags(view.result, names.FD)})" if view.result else ""
     if name == "fcntl" and view.args[1] == 3:
         access = names.ACCESS_MODES[view.result & 3]
         return f" (flags {access}|{flags(view.result & ~3, names.OPEN)})" if view.result & ~3 else f" (flags {access})"
     return ""
+
+
+def _selected(view: View) -> Iterator[str]:
+    """What select() says is ready."""
+    for index, word in ((1, "in"), (2, "out"), (3, "except")):
+        chunk = view.after.get(index)
+        ready = fds(chunk.data, view.args[0]) if chunk is not None else []
+        if ready:
+            yield f"{word} [{' '.join(map(str, ready))}]"

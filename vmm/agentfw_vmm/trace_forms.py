@@ -12,9 +12,25 @@ from dataclasses import dataclass, field
 
 from . import trace_names as names
 from .trace import BYTES, COUNTED, LENGTH, MESSAGE_HEADER, NAME, PIECES, RESULT, TEXT, VECTOR, Chunk
-from .trace_text import bit_set, clock, flags, mode, one_of, pointer, quoted, signed, sockaddr, stat, timespec
+from .trace_text import (
+    bit_set,
+    clock,
+    flags,
+    hexadecimal,
+    in_hex,
+    mode,
+    one_of,
+    pointer,
+    quoted,
+    siginfo,
+    signed,
+    sockaddr,
+    stat,
+    timespec,
+)
 
 PATH = 4096  # bytes of a path that are copied
+FD_SET = 128  # bytes: 1,024 descriptors
 VECTORS = 16  # pieces of a vector, as in tracing.c
 
 
@@ -38,13 +54,15 @@ Show = Callable[[View, int, int], str]
 
 @dataclass(frozen=True)
 class Form:
-    """`show(view, index, counter)`; `kind` 0: nothing is copied. `size`: bytes, or of an element; 0: as strings are cut."""
+    """`show(view, index, counter)`; `kind` 0: nothing is copied. `size`: bytes, or of an element; 0: as strings are cut. `early`:
+    bytes of what is `late` that are looked at when the call begins, too."""
 
     show: Show
     kind: int = 0
     size: int = 0
     unit: int = 1
     late: bool = False
+    early: int = 0
 
 
 def _memory(view: View, index: int, late: bool) -> bytes | None:
@@ -72,6 +90,11 @@ def _filled(view: View, index: int, _: int) -> str:
     if data is None:
         return pointer(view.args[index])
     return quoted(data, view.limit, cut=view.result > len(data))
+
+
+def _text_filled(view: View, index: int, _: int) -> str:
+    data = _memory(view, index, late=True)
+    return pointer(view.args[index]) if data is None else quoted(data.split(b"\0")[0])
 
 
 def _struct(size: int, write: Callable[[bytes], str], late: bool = False) -> Form:
@@ -115,8 +138,11 @@ def _pieces(memory: Mapping[int, Chunk], place: int, limit: int, left: int | Non
         chunk = memory.get(place + 1 + number)
         shown = size if left is None else min(size, left)
         left = None if left is None else left - shown
-        text = pointer(base) if chunk is None else quoted(chunk.data, limit, cut=shown > len(chunk.data))
-        parts.append(f"{{iov_base={text if shown else pointer(base)}, iov_len={size}}}")
+        data = None if chunk is None else chunk.data
+        if not shown and base:
+            data = b""  # nothing came there
+        text = pointer(base) if data is None else quoted(data, limit, cut=shown > len(data))
+        parts.append(f"{{iov_base={text}, iov_len={size}}}")
     return f"[{', '.join(parts)}]"
 
 
@@ -136,10 +162,13 @@ def _message(late: bool) -> Show:
         if header is None or len(header.data) < 52:
             return pointer(view.args[index])
         name, size, _pad, _iov, count, _control, control, got = struct.unpack_from("<QIIQQQQI", header.data)
-        peer = sockaddr(memory[NAME].data) if name and NAME in memory else pointer(name)
+        before = view.before.get(index)
+        had = struct.unpack_from("<I", before.data, 8)[0] if late and before and len(before.data) >= 12 else size
+        peer = sockaddr(memory[NAME].data) if name and size and NAME in memory else pointer(name)
         pieces = _pieces(memory, PIECES, view.limit, view.result if late else None)
         word = flags(got, names.MSG) if late else "0"
-        head = f"msg_name={peer}, msg_namelen={size}, msg_iov={pieces}, msg_iovlen={count}"
+        length = f"{size}" if had == size else f"{had} => {size}"
+        head = f"msg_name={peer}, msg_namelen={length}, msg_iov={pieces}, msg_iovlen={count}"
         return f"{{{head}, msg_controllen={control}, msg_flags={word}}}"
 
     return show
@@ -152,7 +181,13 @@ def _pollfd(data: bytes) -> str:
 
 def _epoll_event(data: bytes) -> str:
     events, number = struct.unpack("<IQ", data)
-    return f"{{events={flags(events, names.EPOLL)}, data={number:#x}}}"
+    return f"{{events={flags(events, names.EPOLL)}, data={{u32={number & 0xFFFFFFFF}, u64={number}}}}}"
+
+
+def _epoll_change(view: View, index: int, _: int) -> str:
+    data = _memory(view, index, late=False)
+    removed = view.args[1] & 0xFFFFFFFF == 2
+    return pointer(view.args[index]) if data is None or len(data) < 12 or removed else _epoll_event(data)
 
 
 def _sigaction(data: bytes) -> str:
@@ -237,6 +272,8 @@ def _option_value(late: bool) -> Show:
         data = _memory(view, index, late)
         if data is None:
             return pointer(view.args[index])
+        if view.args[1] == 1 and view.args[2] == 13 and len(data) == 8:
+            return "{{l_onoff={}, l_linger={}}}".format(*struct.unpack("<ii", data))
         return f"[{struct.unpack('<i', data)[0]}]" if len(data) == 4 else quoted(data, view.limit)
 
     return show
@@ -250,11 +287,94 @@ def _fcntl_argument(view: View, index: int, _: int) -> str:
         return flags(value & 0xFFFFFFFF, names.FD)
     if command == 4:
         return _open_flags(view, index, 0)
-    return pointer(value)
+    if command in (5, 6, 7, 36, 37, 38):
+        data = _memory(view, index, late=False)
+        return pointer(value) if data is None or len(data) < 32 else _lock(data)
+    return hexadecimal(value)
+
+
+def _lock(data: bytes) -> str:
+    """struct flock."""
+    kind, whence, start, size = struct.unpack_from("<hh4xqq", data)
+    where = one_of(whence, names.SEEK, "SEEK_")
+    return f"{{l_type={one_of(kind, names.LOCK_TYPES, 'F_')}, l_whence={where}, l_start={start}, l_len={size}}}"
+
+
+def _ioctl_argument(view: View, index: int, _: int) -> str:
+    if view.args[1] & 0xFFFFFFFF in (0x5421, 0x541B):
+        data = _memory(view, index, late=True) or _memory(view, index, late=False)
+        return pointer(view.args[index]) if data is None or len(data) < 4 else _number(data)
+    return hexadecimal(view.args[index])
+
+
+def _length(view: View, index: int, _: int) -> str:
+    """A socklen_t: what it was, and what it came to be."""
+    is_, was = _memory(view, index, late=True), _memory(view, index, late=False)
+    if is_ is None or len(is_) < 4:
+        return pointer(view.args[index])
+    return _number(is_) if was is None or was == is_ else f"[{_number(was)[1:-1]} => {_number(is_)[1:-1]}]"
+
+
+def _random(view: View, index: int, _: int) -> str:
+    data = _memory(view, index, late=True)
+    if data is None:
+        return pointer(view.args[index])
+    return in_hex(data[: view.limit]) + ("..." if view.result > min(len(data), view.limit) else "")
+
+
+def _protocol(view: View, index: int, _: int) -> str:
+    inet = view.args[0] & 0xFFFFFFFF in (2, 10)
+    return one_of(view.args[index] & 0xFFFFFFFF, names.IPPROTO, "IPPROTO_") if inet else str(view.args[index] & 0xFFFFFFFF)
+
+
+def _signal(view: View, index: int, _: int) -> str:
+    value = signed(view.args[index], 32)
+    return names.SIGNALS.get(value, str(value))
+
+
+def _rusage(data: bytes) -> str:
+    return f"{{ru_utime={timespec(data, True)}, ru_stime={timespec(data[16:], True)}, ...}}"
+
+
+def _tms(data: bytes) -> str:
+    user, system, *children = struct.unpack_from("<4q", data)
+    return f"{{tms_utime={user}, tms_stime={system}, tms_cutime={children[0]}, tms_cstime={children[1]}}}"
+
+
+def _cpus(view: View, index: int, _: int) -> str:
+    data = _memory(view, index, late=True)
+    return pointer(view.args[index]) if data is None else f"[{' '.join(map(str, fds(data, len(data) * 8)))}]"
+
+
+def _altstack(data: bytes) -> str:
+    place, bits, size = struct.unpack_from("<QI4xQ", data)
+    return f"{{ss_sp={pointer(place)}, ss_flags={flags(bits, names.SS)}, ss_size={size}}}"
+
+
+def fds(data: bytes, count: int) -> list[int]:
+    """Members of an fd_set, those below `count`."""
+    most = min(count & 0xFFFFFFFF, len(data) * 8)
+    return [number for number in range(most) if data[number >> 3] >> (number & 7) & 1]
+
+
+def _fd_set(view: View, index: int, _: int) -> str:
+    data = _memory(view, index, late=False)
+    return pointer(view.args[index]) if data is None else f"[{' '.join(map(str, fds(data, view.args[0])))}]"
+
+
+def _frame(view: View, index: int, _: int) -> str:
+    """The signal mask that a handler's return brings back: the cell finds it on the stack."""
+    data = _memory(view, 0, late=False)
+    return "" if data is None else f"{{mask={_sigset(data)}}}"
+
+
+def _siginfo(data: bytes) -> str:
+    number, _, code = struct.unpack_from("<iii", data)
+    return siginfo(number, code, *struct.unpack_from("<QQ", data, 16))
 
 
 def _hex(view: View, index: int, _: int) -> str:
-    return f"{view.args[index]:#x}"
+    return hexadecimal(view.args[index])
 
 
 def _int(view: View, index: int, _: int) -> str:
@@ -304,6 +424,9 @@ FORMS: Mapping[str, Form] = {
     "long": Form(_long),
     "size": Form(_unsigned),
     "hex": Form(_hex),
+    "frame": Form(_frame),
+    "fds": Form(_fd_set, BYTES, FD_SET),
+    "siginfo>": _struct(32, _siginfo, late=True),
     "ptr": Form(_pointer),
     "ptr>": _late(_pointer),
     "mode": Form(lambda view, index, _: mode(view.args[index])),
@@ -311,11 +434,11 @@ FORMS: Mapping[str, Form] = {
     "path": Form(_text, TEXT, PATH),
     "buf": Form(_buffer, COUNTED),
     "buf>": Form(_filled, RESULT, late=True),
-    "text>": Form(_filled, RESULT, late=True),
+    "text>": Form(_text_filled, RESULT, late=True),
     "iov": Form(_vector(False), VECTOR),
     "iov>": Form(_vector(True), VECTOR, late=True),
     "msg": Form(_message(False), MESSAGE_HEADER),
-    "msg>": Form(_message(True), MESSAGE_HEADER, late=True),
+    "msg>": Form(_message(True), MESSAGE_HEADER, late=True, early=16),
     "addr": Form(_address(False), COUNTED, 128),
     "addr>": Form(_address(True), LENGTH, 128, late=True),
     "stat>": _struct(144, stat, late=True),
@@ -341,11 +464,12 @@ FORMS: Mapping[str, Form] = {
     "uname>": _struct(390, _uname, late=True),
     "cloneargs": _struct(64, _clone_args),
     "pollfds": _array(8, _pollfd),
-    "epollevent": _struct(12, lambda data: _epoll_event(data[:12])),
+    "epollevent": Form(_epoll_change, BYTES, 12),
     "epollevents>": _array(12, _epoll_event, late=True),
     "optval": Form(_option_value(False), COUNTED, 64),
     "optval>": Form(_option_value(True), LENGTH, 64, late=True),
     "open": Form(_open_flags),
+    "pipe": _flags(names.OPEN, "O_"),
     "at": _flags(names.AT, "AT_"),
     "faccess": _flags(names.FACCESSAT, "AT_"),
     "access": _flags(names.ACCESS, "?_OK "),
@@ -357,7 +481,7 @@ FORMS: Mapping[str, Form] = {
     "family": _one(names.AF, "AF_"),
     "socktype": Form(_socket_type),
     "sockflags": _flags(names.SOCK_FLAGS, "SOCK_"),
-    "ipproto": _one(names.IPPROTO, "IPPROTO_"),
+    "ipproto": Form(_protocol),
     "level": _one(names.SOL, "SOL_"),
     "option": Form(_option),
     "msgflags": _flags(names.MSG, "MSG_"),
@@ -368,9 +492,10 @@ FORMS: Mapping[str, Form] = {
     "tfd": _flags(names.TIMERFD, "TFD_"),
     "abstime": _flags(names.TIMER_ABSTIME, "TIMER_"),
     "fcntl": _one(names.FCNTL, "F_"),
-    "fcntlarg": Form(_fcntl_argument),
+    "fcntlarg": Form(_fcntl_argument, BYTES, 32),
     "lock": _flags(names.LOCK, "LOCK_"),
     "ioctl": _one(names.IOCTL, "TC"),
+    "ioctlarg": Form(_ioctl_argument, BYTES, 4),
     "futex": Form(_futex_word),
     "match": _one({0xFFFFFFFF: "FUTEX_BITSET_MATCH_ANY"}, ""),
     "clone": _flags(names.CLONE, "CLONE_"),
@@ -379,7 +504,18 @@ FORMS: Mapping[str, Form] = {
     "resource": _one(names.RLIMIT, "RLIMIT_"),
     "rusage": _one(names.RUSAGE, "RUSAGE_"),
     "how": _one(names.SIG_HOW, "SIG_"),
-    "signal": _one(names.SIGNALS, "SIG"),
+    "signal": Form(_signal),
+    "rwf": _flags(names.RWF, "RWF_"),
+    "tms>": _struct(32, _tms, late=True),
+    "prio": _one(names.PRIO, "PRIO_"),
+    "wait": _flags(names.WAIT, "W"),
+    "statxmask": _flags(names.STATX, "STATX_"),
+    "rusage>": _struct(32, _rusage, late=True),
+    "cpus>": Form(_cpus, RESULT, 128, late=True),
+    "altstack": _struct(24, _altstack),
+    "altstack>": _struct(24, _altstack, late=True),
+    "random>": Form(_random, RESULT, late=True),
+    "len>": Form(_length, BYTES, 4, late=True, early=4),
     "grnd": _flags(names.GRND, "GRND_"),
     "mfd": _flags(names.MEMFD, "MFD_"),
     "rename": _flags(names.RENAME, "RENAME_"),

@@ -8,14 +8,16 @@ import ipaddress
 import struct
 from collections.abc import Mapping
 
-from .trace_names import AF, CLOCKS, S_IFMT
+from .trace_names import AF, CLOCKS, S_IFMT, SI_CODES, SI_OWN, SI_QUEUE, SI_TIMER, SIGNALS
 
 _ESCAPES = {0x09: "\\t", 0x0A: "\\n", 0x0B: "\\v", 0x0C: "\\f", 0x0D: "\\r", 0x22: '\\"', 0x5C: "\\\\"}
+EINTR = 4
+RESTARTNOHAND, RESTARTBLOCK = 514, 516
 _RESTARTS = {
     512: ("ERESTARTSYS", "To be restarted if SA_RESTART is set"),
     513: ("ERESTARTNOINTR", "To be restarted"),
-    514: ("ERESTARTNOHAND", "To be restarted if no handler"),
-    516: ("ERESTART_RESTARTBLOCK", "Interrupted by signal"),
+    RESTARTNOHAND: ("ERESTARTNOHAND", "To be restarted if no handler"),
+    RESTARTBLOCK: ("ERESTART_RESTARTBLOCK", "Interrupted by signal"),
 }
 
 
@@ -34,6 +36,16 @@ def quoted(data: bytes, most: int | None = None, cut: bool = False) -> str:
             digit_follows = at + 1 < len(data) and 0x30 <= data[at + 1] <= 0x39
             parts.append(f"\\{byte:03o}" if digit_follows else f"\\{byte:o}")
     return '"' + "".join(parts) + '"' + ("..." if cut else "")
+
+
+def in_hex(data: bytes) -> str:
+    """A C string of which all is random."""
+    return '"' + "".join(f"\\x{byte:02x}" for byte in data) + '"'
+
+
+def hexadecimal(value: int) -> str:
+    """As printf's %#x."""
+    return f"{value:#x}" if value else "0"
 
 
 def flags(value: int, names: Mapping[int, str], prefix: str = "") -> str:
@@ -68,15 +80,20 @@ def pointer(value: int) -> str:
     return f"{value:#x}" if value else "NULL"
 
 
-def result(value: int, form: str = "int") -> str:
-    """What a call returned: `-1 ENOENT (No such file or directory)`, a number, an address ("hex"), a mode in octal ("mode")."""
+def result(value: int, form: str = "int", interrupted: int = EINTR) -> str:
+    """What a call returned: `-1 ENOENT (No such file or directory)`, a number, an address ("hex"), a mode in octal ("mode"), a
+    signal ("signal"). `interrupted`: what a tracer sees on Linux where the program sees EINTR."""
+    if value == -EINTR:
+        value = -interrupted
     if -4096 < value < 0:
         if -value in _RESTARTS:
             name, text = _RESTARTS[-value]
             return f"? {name} ({text})"
         return f"-1 {errno_name(-value)} ({_ERRORS.get(-value, 'Unknown error')})"
     if form == "hex":
-        return f"{value & (1 << 64) - 1:#x}"
+        return hexadecimal(value & (1 << 64) - 1)
+    if form == "signal":
+        return f"{value} ({SIGNALS[value]})" if value in SIGNALS else str(value)
     return f"0{value:o}" if form == "mode" and value else str(value)
 
 
@@ -105,7 +122,7 @@ def clock(value: int) -> str:
 
 def mode(value: int) -> str:
     """Permission bits in octal."""
-    return f"0{value & 0o7777:03o}" if value & 0o7777 else "000"
+    return f"0{value & 0o7777:o}".zfill(3)
 
 
 def stat(data: bytes) -> str:
@@ -143,6 +160,25 @@ def sockaddr(data: bytes) -> str:
             return f"{{sa_family={name}, sun_path=@{quoted(path[1:])}}}"
         return f"{{sa_family={name}, sun_path={quoted(path.split(bytes(1))[0])}}}" if path else f"{{sa_family={name}}}"
     return f"{{sa_family={name}, sa_data={quoted(data[2:])}}}"
+
+
+def siginfo(number: int, code: int, first: int, second: int) -> str:
+    """struct siginfo by its words at 16 and 24: `{si_signo=SIGUSR1, si_code=SI_USER, si_pid=7, si_uid=1000}`."""
+    own = SI_OWN.get(number)
+    origin = SI_CODES.get(code) or one_of(code & 0xFFFFFFFF, own or {}, "SI_")
+    head = f"{{si_signo={SIGNALS.get(number, number)}, si_code={origin}"
+    if own is not None and code > 0:
+        return f"{head}, si_addr={pointer(first)}}}"
+    if code > 0:
+        return f"{head}}}"
+    if code == SI_TIMER:
+        return f"{head}, si_timerid={signed(first, 32):#x}, si_overrun={signed(first >> 32, 32)}, {_value(second)}}}"
+    sender = f"si_pid={signed(first, 32)}, si_uid={first >> 32}"
+    return f"{head}, {sender}, {_value(second)}}}" if code == SI_QUEUE else f"{head}, {sender}}}"
+
+
+def _value(word: int) -> str:
+    return f"si_int={signed(word, 32)}, si_ptr={pointer(word)}"
 
 
 def bit_set(data: bytes, names: Mapping[int, str]) -> str:

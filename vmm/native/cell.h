@@ -286,9 +286,10 @@ struct afw_snapshot_header {
     struct afw_snapshot_extent extent[AFW_SNAPSHOT_EXTENTS];
 };
 
-/* ---- strace (tracing.c): a message a call's beginning, one its end ---- */
+/* ---- strace (tracing.c): a message a call's beginning, one its end, one a signal that is delivered ---- */
 #define AFW_TRACE_ENTRY 1
 #define AFW_TRACE_LEAVE 2
+#define AFW_TRACE_SIGNAL 3            /* number: the signal; result: si_code; arg: words of its siginfo, at 16 and 24 */
 struct afw_trace {
     uint32_t vm;
     uint32_t kind;

@@ -83,8 +83,10 @@ static void deliver(struct machine *m, const struct fault *f)
     uint64_t handlers = ((volatile struct afw_ctl *)m->vm.ctl)->fault_handlers;
     if (handlers >> (f->signal - 1) & 1 && !rip_in_shim(f->at.rip))
         upcall(m, AFW_UP_FAULT, (uint32_t)f->signal, f->code, f->known ? f->addr : 0, &f->at);
-    else
+    else {
+        trace_signal(m, f->signal, f->code, f->known ? f->addr : 0, 0);
         report(m, f);
+    }
 }
 
 static const struct {

@@ -365,6 +365,8 @@ int trace_configure(const uint8_t *record, uint32_t size);
 int trace_begin(struct machine *m);              /* a VM before it runs; not one that will be a template */
 void trace_end(struct machine *m);
 void trace_call(struct machine *m, bool leave);  /* AFW_PORT_ENTRY, AFW_PORT_LEAVE */
+void trace_delivery(struct machine *m);          /* AFW_PORT_SIGNAL */
+void trace_signal(struct machine *m, int signal, uint64_t code, uint64_t a, uint64_t b);   /* nothing if the VM is not traced */
 void trace_ring(struct machine *m);              /* a doorbell */
 
 /* ---- clock.c ---- */

@@ -1,7 +1,8 @@
 /* strace: each system call of a VM, as it begins and as it ends, told to the worker with what its arguments point to.
  *
  * The shim knows nothing of it. In a VM that is traced, two instructions on its way into and out of every call are replaced by calls of a
- * few bytes at AFW_TRACE, which do what was there and ring AFW_PORT_ENTRY or AFW_PORT_LEAVE. The guest stands still meanwhile, so
+ * few bytes at AFW_TRACE, which do what was there and ring AFW_PORT_ENTRY or AFW_PORT_LEAVE; and so is the call by which it takes a signal
+ * that is to be delivered (AFW_PORT_SIGNAL). The guest stands still meanwhile, so
  * what its registers point to is what the call sees. Which bytes are to be copied for which call is the worker's table (AFW_REC_TRACE).
  * All that is read is the guest's word, and goes on as bytes: here nothing depends on it but how much is copied, which has bounds.
  */
@@ -9,6 +10,7 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 #include "asm.h"
@@ -20,11 +22,12 @@
 #define CALLS 512                                /* open at once that are told from each other; of more it is not said who answered them */
 #define STACK 16384                              /* a thread's shim stack is smaller; its frame is at the stack's top */
 #define RECORD (32 << 10)
+#define OLD_MASK 296                             /* uc_sigmask, from where RSP is when a handler has returned */
 #define VECTORS 16                               /* pieces of one readv() or sendmsg() that are looked at */
 #define PATIENCE 2000                            /* ms that a runner waits for a worker that does not read */
 
 struct frame {                                   /* shim/core.h */
-    uint64_t r8, r9, r10, r11, r12, r13, r14, r15, rdi, rsi, rbp, rbx, rdx, rax, rcx, number;
+    uint64_t r8, r9, r10, r11, r12, r13, r14, r15, rdi, rsi, rbp, rbx, rdx, rax, rcx, number, rip, cs, rflags, rsp;
 };
 struct tracing {
     struct call {
@@ -72,15 +75,32 @@ static void call_at(uint8_t *code, uint64_t at, uint64_t target, size_t room)
 #define ENTRY_ROOM 11                            /* movl $0, ring_used */
 #define LEAVE_ROOM 5                             /* mov %rax, F_RAX(%rsp) */
 #define LEAVE_CODE 32
+#define SIGNAL_CODE 48
+#define CALL_ROOM 5                              /* call take_any */
+
+/* Where signals_deliver() calls take_any(); 0: nowhere */
+static uint64_t taken_at(void)
+{
+    const uint8_t *code = shim_blob + (SHIM_SIGNALS_DELIVER - AFW_SHIM);
+    for (uint32_t i = 0; i < 256 && code + i + CALL_ROOM <= shim_blob_end; i++) {
+        int32_t far;
+        memcpy(&far, code + i + 1, sizeof far);
+        if (code[i] == 0xe8 && SHIM_SIGNALS_DELIVER + i + CALL_ROOM + (int64_t)far == SHIM_TAKE_ANY)
+            return SHIM_SIGNALS_DELIVER + i;
+    }
+    return 0;
+}
 
 static int patch(struct vm *vm, bool on)
 {
+    const uint64_t taken = taken_at();
     const uint8_t *entry = shim_blob + (SHIM_TRACED_ENTRY - AFW_SHIM), *leave = shim_blob + (SHIM_TRACED_EXIT - AFW_SHIM);
-    uint8_t code[64] = {0}, there[ENTRY_ROOM], back[LEAVE_ROOM];
-    if (entry[0] != 0xc7 || leave[0] != 0x48 || leave[4] != F_RAX)
+    uint8_t code[96] = {0}, there[ENTRY_ROOM], back[LEAVE_ROOM], take[CALL_ROOM];
+    if (!taken || entry[0] != 0xc7 || leave[0] != 0x48 || leave[4] != F_RAX)
         return -ENOTSUP;
     memcpy(there, entry, sizeof there);
     memcpy(back, leave, sizeof back);
+    call_at(take, taken, on ? AFW_TRACE + SIGNAL_CODE : SHIM_TAKE_ANY, sizeof take);
     if (on) {
         const uint8_t ring_entry[] = {0xe6, AFW_PORT_ENTRY, 0xc3}, ring_leave[] = {0xe6, AFW_PORT_LEAVE, 0xc3};   /* out; ret */
         memcpy(code, entry, ENTRY_ROOM);
@@ -88,6 +108,9 @@ static int patch(struct vm *vm, bool on)
         memcpy(code + LEAVE_CODE, leave, LEAVE_ROOM);
         code[LEAVE_CODE + 4] += 8;               /* the return address lies above */
         memcpy(code + LEAVE_CODE + LEAVE_ROOM, ring_leave, sizeof ring_leave);
+        const uint8_t ring_signal[] = {0x56, 0xe8, 0, 0, 0, 0, 0x5e, 0x85, 0xc0, 0x74, 2, 0xe6, AFW_PORT_SIGNAL, 0xc3};
+        memcpy(code + SIGNAL_CODE, ring_signal, sizeof ring_signal);   /* push %rsi; call; pop %rsi; test %eax, %eax; jz 1f; out; 1: ret */
+        call_at(code + SIGNAL_CODE + 1, AFW_TRACE + SIGNAL_CODE + 1, SHIM_TAKE_ANY, CALL_ROOM);
         call_at(there, SHIM_TRACED_ENTRY, AFW_TRACE, sizeof there);
         call_at(back, SHIM_TRACED_EXIT, AFW_TRACE + LEAVE_CODE, sizeof back);
         if (guest_write(vm, AFW_TRACE, code, sizeof code))
@@ -98,9 +121,9 @@ static int patch(struct vm *vm, bool on)
         if (!guest_read(vm, is, SHIM_TRACED_EXIT, sizeof is) && !memcmp(is, back, sizeof is))
             return 0;
     }
-    const uint8_t ports = on ? 0xc0 : 0xf0;      /* of the TSS's bitmap: boot_tables() */
+    const uint8_t ports = on ? 0x80 : 0xf0;      /* of the TSS's bitmap: boot_tables() */
     return guest_write(vm, AFW_TSS + 0x68 + AFW_PORT_KICK / 8, &ports, 1) || guest_write(vm, SHIM_TRACED_ENTRY, there, sizeof there) ||
-                   guest_write(vm, SHIM_TRACED_EXIT, back, sizeof back)
+                   guest_write(vm, SHIM_TRACED_EXIT, back, sizeof back) || guest_write(vm, taken, take, sizeof take)
                ? -EFAULT : 0;
 }
 #endif
@@ -248,6 +271,18 @@ static void send_record(struct machine *m)
     m->tracing->lost++;
 }
 
+static void begin_record(struct machine *m, uint32_t kind, uint64_t number, uint64_t result)
+{
+    used = sizeof record.head;
+    record.head = (struct afw_trace){
+        .vm = m->vm.id, .kind = kind, .number = number, .result = result, .ns = clock_mono(), .cpu_ns = m->cpu_ns};
+#ifdef SHIM_CURRENT
+    uint64_t current;
+    if (!guest_read(&m->vm, &current, SHIM_CURRENT, sizeof current))
+        guest_read(&m->vm, &record.head.tid, current + THREAD_TID, sizeof record.head.tid);
+#endif
+}
+
 static struct call *call_of(struct tracing *t, uint64_t frame)
 {
     for (uint32_t i = 0; i < t->calls; i++)
@@ -260,19 +295,17 @@ void trace_call(struct machine *m, bool leave)
 {
     struct vm *vm = &m->vm;
     struct tracing *t = m->tracing;
-    uint64_t at = vm->run->s.regs.regs.rsp + 8, current;
+    uint64_t at = vm->run->s.regs.regs.rsp + 8;
     struct frame f;
     if (guest_read(vm, &f, at, sizeof f))
         return;
     struct call *c = call_of(t, at);
-    used = sizeof record.head;
-    record.head = (struct afw_trace){
-        .vm = vm->id, .kind = leave ? AFW_TRACE_LEAVE : AFW_TRACE_ENTRY, .host = leave && c && c->host, .number = f.number, .result = leave ? f.rax : 0,
-        .ns = clock_mono(), .cpu_ns = m->cpu_ns, .arg = {f.rdi, f.rsi, f.rdx, f.r10, f.r8, f.r9}};
-#ifdef SHIM_CURRENT
-    if (!guest_read(vm, &current, SHIM_CURRENT, sizeof current))
-        guest_read(vm, &record.head.tid, current + THREAD_TID, sizeof record.head.tid);
-#endif
+    begin_record(m, leave ? AFW_TRACE_LEAVE : AFW_TRACE_ENTRY, f.number, leave ? f.rax : 0);
+    record.head.host = leave && c && c->host;
+    const uint64_t arguments[6] = {f.rdi, f.rsi, f.rdx, f.r10, f.r8, f.r9};
+    memcpy(record.head.arg, arguments, sizeof arguments);
+    if (!leave && f.number == SYS_rt_sigreturn)
+        chunk(vm, 0, f.rsp + OLD_MASK, sizeof(uint64_t), false);
     if (leave && c) {
         *c = t->call[--t->calls];
     } else if (!leave) {
@@ -288,6 +321,29 @@ void trace_call(struct machine *m, bool leave)
             copy(vm, x);
     }
     send_record(m);
+}
+
+/* A signal whose handler did not run yet, or that ends the VM. Of those that are sent and ignored nothing is known here. */
+void trace_signal(struct machine *m, int signal, uint64_t code, uint64_t a, uint64_t b)
+{
+    if (!m->tracing)
+        return;
+    begin_record(m, AFW_TRACE_SIGNAL, (uint32_t)signal, code);
+    record.head.arg[0] = a;
+    record.head.arg[1] = b;
+    send_record(m);
+}
+
+void trace_delivery(struct machine *m)
+{
+    struct {                                     /* shim/core.h */
+        uint64_t next;
+        int32_t sig, code;
+        uint64_t a, b;
+    } info;
+    const struct kvm_regs *r = &m->vm.run->s.regs.regs;
+    if (!guest_read(&m->vm, &info, r->rsi, sizeof info))
+        trace_signal(m, (int)r->rax, (uint64_t)(int64_t)info.code, info.a, info.b);
 }
 
 /* A ring is rung: on whose stack? */

@@ -279,6 +279,10 @@ static enum after serve_exit(struct machine *m)
             trace_call(m, port == AFW_PORT_LEAVE);
             return AGAIN;
         }
+        if (port == AFW_PORT_SIGNAL && m->tracing) {
+            trace_delivery(m);
+            return AGAIN;
+        }
         /* Another port, or `in`: IOPL 3 lets a program try. Linux would have sent it SIGSEGV. */
         fault_access(m, ACCESS_IO, 0);
         return m->state == RUN_READY ? AGAIN : LEAVE;
