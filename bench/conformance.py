@@ -5,9 +5,9 @@
 MODULE: a module of the package `test` of this interpreter ("test_os"; "test_asyncio.test_events"), or a file of unittest cases
 ("mine.py"); none: all of them. Each runs in a process of its own natively and in a VM of its own, restored from a snapshot. A
 case that passes natively must pass in the VM: it differs if it fails, is skipped, missing, hangs or takes its VM along. Cases
-that had child processes natively are counted apart: a VM is one process. Known failures (--known) are not run in the VM. Native
-results are kept in OUT.json, and not made again by the same interpreter. Exit status: 0; 1 if a case differs or a known failure
-passes.
+that do not pass natively either where no process may be begun are counted apart: a VM is one process. Known failures (--known)
+are not run in the VM. Native results are kept in OUT.json, and not made again by the same interpreter; root makes them as an
+ordinary user, as an agent is one. Exit status: 0; 1 if a case differs or a known failure passes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 from conformance import known as known_failures
 from conformance import modules
 from conformance.known import Known
-from conformance.outcome import Difference, Outcome, differences
+from conformance.outcome import MODULE, Difference, Outcome, differences
 from conformance.running import Attempt, Wish, natively, run, vms
 from conformance.table import HEAD, Row, below, line, total
 
@@ -36,6 +36,8 @@ PAUSE = 20.0
 """Seconds between two writings of the results' file, which becomes some megabytes long."""
 RETRIED = 60
 """Of a module, cases that differ are run again if they are not more than that."""
+ALONE = 20.0
+"""Seconds for a case that may begin no process, natively; in none would it wait for more than its own time-outs."""
 
 
 def arguments() -> argparse.Namespace:
@@ -66,14 +68,17 @@ class Book:
     def __init__(self, file: Path | None, other: Path | None, resources: Sequence[str]) -> None:
         self.file = file
         self.of = {"python": sys.version, "executable": os.path.realpath(sys.executable), "resources": sorted(resources)}
+        self.of["user"] = "ordinary"
         self.native: dict[str, Outcome] = {}
+        self.alone: dict[str, Outcome] = {}
         self.vm: dict[str, Any] = {}
         self._next = 0.0
         for each in (other, file):
             if each is not None and each.exists():
                 read = json.loads(each.read_text())
                 if read["of"] == self.of:
-                    self.native |= {name: Outcome.of_json(found) for name, found in read["native"].items()}
+                    for kept, name in ((self.native, "native"), (self.alone, "alone")):
+                        kept |= {module: Outcome.of_json(found) for module, found in read.get(name, {}).items()}
                     self.vm = read["vm"] if each is file else self.vm
 
     def keep(self, row: Row) -> None:
@@ -91,7 +96,8 @@ class Book:
         if self.file is None:
             return
         self._next = time.monotonic() + PAUSE
-        text = json.dumps({"of": self.of, "native": {name: each.as_json() for name, each in self.native.items()}, "vm": self.vm})
+        native, alone = ({name: each.as_json() for name, each in kept.items()} for kept in (self.native, self.alone))
+        text = json.dumps({"of": self.of, "native": native, "alone": alone, "vm": self.vm})
         with tempfile.NamedTemporaryFile("w", dir=self.file.parent, delete=False) as made:
             made.write(text)
         Path(made.name).replace(self.file)
@@ -132,8 +138,8 @@ class Bench:
         native = row.native or _as_if_all_passed(row.vm)
         known_failures.exclude(entries, native, row.vm)
         found = list(differences(native, row.vm))
-        row.subprocess = [each for each in found if each.subprocess]
-        row.differ = [each for each in found if not each.subprocess]
+        row.subprocess = await self.in_need(native, [each for each in found if each.subprocess], wish)
+        row.differ = [each for each in found if each not in row.subprocess]
         again = [each for each in row.differ if each.vm in ("failed", "error", "skipped") and each.case in native.cases]
         if again and len(again) <= RETRIED and not self.options.no_retry:
             rest = await self.differ_again(native, again, wish, attempt)
@@ -142,6 +148,18 @@ class Bench:
         if self.options.stale and row.vm.excluded:
             rerun = await run(dataclasses.replace(wish, skip=(), only=tuple(row.vm.excluded)), attempt)
             row.stale = list(known_failures.stale(entries, native, rerun))
+
+    async def in_need(self, native: Outcome, found: list[Difference], wish: Wish) -> list[Difference]:
+        """Of cases that seem to need child processes those that do not pass natively either, where none may be begun."""
+        if self.options.vm_only:
+            return found
+        alone = self.book.alone.setdefault(native.module, Outcome(native.module))
+        only = tuple(each.case for each in found if each.case not in alone.cases)
+        if only:
+            theirs = dataclasses.replace(wish, only=only, skip=(), alone=True, case_limit=ALONE, resumes=len(only))
+            ran = await run(theirs, natively)
+            alone.cases |= {name: case for name, case in ran.cases.items() if name in only or name == MODULE}
+        return [each for each in found if each.case not in alone.cases or alone.cases[each.case].outcome != each.native]
 
     async def differ_again(self, native: Outcome, found: list[Difference], wish: Wish, attempt: Attempt) -> set[str]:
         only = tuple(each.case for each in found)

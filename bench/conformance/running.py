@@ -21,6 +21,7 @@ from agentfw import Pool
 from .outcome import Listener, Outcome
 
 SCRIPT = Path(__file__).parents[1] / "guest/conformance_module.py"
+ORDINARY = Path(__file__).with_name("ordinary.py")
 NOISE = 8000
 """Characters of stderr's end that are kept."""
 PRELOAD = ["unittest", "doctest", "fnmatch"]
@@ -29,7 +30,8 @@ PRELOAD = ["unittest", "doctest", "fnmatch"]
 @dataclass(frozen=True)
 class Wish:
     """What to run. `module`: a name in the package `test`; `file`: a file instead. `case_limit`, `limit`: seconds without a line,
-    and in all; `resumes`: how often the rest of a module is begun again after a case hung or crashed."""
+    and in all; `resumes`: how often the rest of a module is begun again after a case hung or crashed; `alone`: natively, but so
+    that fork and exec fail as in a VM."""
 
     module: str
     file: Path | None = None
@@ -39,11 +41,11 @@ class Wish:
     case_limit: float = 120.0
     limit: float = 900.0
     resumes: int = 10
+    alone: bool = False
 
     def request(self, file: str | None, done: Sequence[str]) -> str:
-        return json.dumps(
-            {"module": self.module, "file": file, "resources": self.resources, "skip": self.skip, "only": self.only, "done": done}
-        )
+        names = "module", "resources", "skip", "only", "alone"
+        return json.dumps({name: getattr(self, name) for name in names} | {"file": file, "done": done})
 
 
 class Ended(Exception):
@@ -102,6 +104,10 @@ async def _listen(wish: Wish, listener: Listener, lines: AsyncGenerator[str, Non
 # ---- natively
 
 
+def _ordinary() -> tuple[str, ...]:
+    return (sys.executable, "-I", str(ORDINARY)) if os.geteuid() == 0 else ()
+
+
 async def natively(wish: Wish, listener: Listener) -> None:
     with tempfile.TemporaryDirectory(prefix="conformance-", ignore_cleanup_errors=True) as name:
         place = Path(name)
@@ -114,7 +120,7 @@ async def natively(wish: Wish, listener: Listener) -> None:
         }  # fmt: skip
         with (place / "stderr").open("wb") as noise:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, str(SCRIPT), str(place / "request.json"), stdin=asyncio.subprocess.DEVNULL,
+                *_ordinary(), sys.executable, str(SCRIPT), str(place / "request.json"), stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE, stderr=noise, env=environment, cwd=place / "tmp", start_new_session=True,
                 limit=1 << 22,
             )  # fmt: skip

@@ -3,8 +3,8 @@
     conformance_module.py REQUEST.json
 
 REQUEST.json: {"module": name in the package `test`, "file": null or a file to load instead, "resources": [as `-u` of regrtest],
-"skip": [patterns of cases not to run, as in fnmatch], "done": [cases not to run again], "only": null or [cases]}. What the tests
-print goes to stderr; on stdout is one JSON array a line:
+"skip": [patterns of cases not to run, as in fnmatch], "done": [cases not to run again], "only": null or [cases], "alone": whether
+fork and exec are to fail, natively, as they do in a VM}. What the tests print goes to stderr; on stdout is one JSON array a line:
 
     ["start", CASE]
     ["end", CASE, OUTCOME, TEXT, SECONDS, CHILDREN]   TEXT: why it was skipped, or the end of its traceback
@@ -19,6 +19,7 @@ class's set-up, had or waited for child processes. Set-ups of classes and module
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import importlib
 import importlib.util
@@ -27,6 +28,7 @@ import json
 import os
 import re
 import resource
+import struct
 import sys
 import tempfile
 import time
@@ -205,6 +207,30 @@ def prepare(request: dict[str, Any]) -> None:
     setup_process()
 
 
+def one_process() -> None:
+    """From here on fork, vfork, execve, and clone but for threads are no system calls (ENOSYS), as in a VM. seccomp(2)."""
+    import ctypes
+
+    load, equal, any_bit, give = 0x20, 0x15, 0x45, 0x06
+    calls = (57, 58, 59, 322, 435)  # fork, vfork, execve, execveat, clone3 (the C library goes on to clone)
+    program = [(load, 0, 0, 0)]  # struct seccomp_data: nr
+    program += [(equal, len(calls) - place + 3, 0, call) for place, call in enumerate(calls)]
+    program += [
+        (equal, 0, 2, 56),  # clone
+        (load, 0, 0, 16),  # its flags
+        (any_bit, 0, 1, 0x10000),  # CLONE_THREAD
+        (give, 0, 0, 0x7FFF0000),  # SECCOMP_RET_ALLOW
+        (give, 0, 0, 0x00050000 | errno.ENOSYS),  # SECCOMP_RET_ERRNO
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in program))
+    table = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(program), ctypes.addressof(code)))
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    no_new_privileges, seccomp, filtered = 38, 22, 2
+    zero = ctypes.c_ulong(0)
+    if prctl(no_new_privileges, ctypes.c_ulong(1), zero, zero, zero) or prctl(seccomp, filtered, table, zero, zero):
+        raise OSError(ctypes.get_errno(), "no seccomp filter")
+
+
 def load(request: dict[str, Any]) -> Any:
     if request["file"] is None:
         return importlib.import_module("test." + request["module"])
@@ -246,6 +272,8 @@ def run(request: dict[str, Any], report: Report) -> None:
 def main() -> None:
     with open(sys.argv.pop(1)) as file:
         request = json.load(file)
+    if request["alone"]:
+        one_process()
     run(request, Report(request))
     sys.stderr.flush()
     os._exit(0)  # whatever threads a module left

@@ -9,6 +9,7 @@ import os
 import signal
 import struct
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -146,6 +147,34 @@ def test_unknown_system_calls_and_forks_fail_in_the_guest(agentfw: Agentfw) -> N
         assert line.startswith("a guest of agentfw is one process: no fork, no exec ("), line
         assert all(word in line for word in ("threads", "asyncio", "agentfw submit", "agentfw.Pool", "fork)"))
     assert agent["vm"]["n_enosys"] >= 1 and agent["status"] == 0
+
+
+WRONG_ARGUMENTS = r"""
+import _posixsubprocess, os, pathlib
+env = {"A": "1"}
+for call in (
+    lambda: os.fork(1), lambda: os.execv("x", []), lambda: os.execv("x", ["", "y"]), lambda: os.execve("x", ["x\0"], env),
+    lambda: os.execve("x", ["x"], {"A=": "1"}), lambda: os.execve("x", ["x"], {"A": 1}), lambda: os.execve(1.5, ["x"], env),
+    lambda: os.posix_spawn("x", ["x"], env, file_actions=[None]), lambda: os.posix_spawn("x", ["x"], env, setsigmask=["a"]),
+    lambda: os.posix_spawn("x", "x", env), lambda: _posixsubprocess.fork_exec(1), lambda: os.fork(),
+    lambda: os.execv("x", ["x", ""]), lambda: os.execve(pathlib.Path("x"), (b"x",), os.environb),
+    lambda: os.posix_spawn("x", ["x"], os.environ, setpgroup=0),
+):
+    try:
+        call()
+    except Exception as error:
+        print(type(error).__name__, "one process" if "is one process" in str(error) else error, flush=True)
+"""
+
+
+def test_wrong_arguments_of_fork_and_exec_are_told_as_natively(agentfw: Agentfw) -> None:
+    done = agentfw(*RUN, "-c", WRONG_ARGUMENTS)
+    refused = 4
+    lines = done.stdout.splitlines()
+    assert lines[-refused:] == ["OSError one process"] * refused and done.returncode == 0, done.stdout + done.stderr
+    code = WRONG_ARGUMENTS.replace("lambda: os.fork(),", "")
+    native = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert native.stdout.splitlines()[: len(lines) - refused] == lines[:-refused]
 
 
 # ---- signals

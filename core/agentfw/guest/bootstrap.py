@@ -410,16 +410,46 @@ ONE_PROCESS = (
 )
 
 
-def _no_process(*args: object, **kwargs: object) -> typing.NoReturn:
-    raise OSError(errno.ENOSYS, ONE_PROCESS)
+def _word(value: object) -> bool:
+    return isinstance(value, str) and "\0" not in value
+
+
+def _plain(path: object = "", words: object = ("a",), variables: object = types.MappingProxyType({})) -> bool:
+    """Whether exec and posix_spawn take these for sure."""
+    return (
+        _word(path)
+        and isinstance(words, list | tuple)
+        and all(map(_word, words))
+        and bool(words and words[0])
+        and isinstance(variables, collections.abc.Mapping)
+        and all(_word(name) and "=" not in name and _word(text) for name, text in variables.items())
+    )
+
+
+def _refusing(call: typing.Callable[..., object], own_arguments: bool) -> typing.Callable[..., object]:
+    """`own_arguments`: they are the interpreter's, not the program's, and not looked at."""
+
+    @functools.wraps(call)
+    def refuse(*arguments: object, **more: object) -> object:
+        if own_arguments or (not more and len(arguments) <= 3 and _plain(*arguments)):
+            raise OSError(errno.ENOSYS, ONE_PROCESS)
+        try:
+            return call(*arguments, **more)  # says what is wrong with them; if nothing is, the shim refuses, and writes a line
+        except OSError as error:
+            if error.errno == errno.ENOSYS:
+                raise OSError(errno.ENOSYS, ONE_PROCESS) from None
+            raise
+
+    return refuse
 
 
 def _one_process() -> None:
-    """What cannot work says why, instead of the bare errno that the system call gives."""
+    """What cannot work says why, instead of the bare errno that the system call gives. Wrong arguments are told before that."""
     for module in ("os", "posix", "_posixsubprocess", "subprocess"):
         for name in ("fork", "forkpty", "posix_spawn", "posix_spawnp", "execv", "execve", "fork_exec", "_fork_exec"):
-            if hasattr(sys.modules.get(module), name):
-                setattr(sys.modules[module], name, _no_process)
+            call = getattr(sys.modules.get(module), name, None)
+            if call is not None:
+                setattr(sys.modules[module], name, _refusing(call, module == "subprocess"))
 
 
 def _preload() -> None:

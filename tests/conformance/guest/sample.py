@@ -40,6 +40,12 @@ class Sample(unittest.TestCase):
         with self.assertRaises(FileNotFoundError):
             os.execv("/nowhere", ["nowhere"])
 
+    def test_g_would_like_a_child(self):
+        try:
+            subprocess.run(["/bin/true"], check=True)
+        except OSError:
+            self.assertFalse(VM, "for another reason")
+
     def test_h_fails_everywhere(self):
         self.fail()
 
