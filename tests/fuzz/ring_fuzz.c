@@ -7,6 +7,7 @@
 #include "calls.h"
 #include "input.h"
 #include "machine.h"
+#include "guest_memory.h"
 #include "rules.h"
 #include "vfs.h"
 
@@ -23,43 +24,8 @@ static struct afw_vm_shm shm;
 static struct afw_window *window;
 static int ended, full;
 
-/* ---- what the cell's other files do for these ---- */
-void *guest_range(struct vm *v, uint64_t gva, uint64_t len)
-{
-    return gva < AFW_SYS || gva >= MEMORY || len > MEMORY - gva ? 0 : v->mem + gva;
-}
-
-static int holed(uint64_t gva, uint64_t len) { return gva < HOLE_END && gva + len > HOLE; }
-
-int guest_read(struct vm *v, void *out, uint64_t gva, uint64_t len)
-{
-    void *p = guest_range(v, gva, len);
-    if (!p || holed(gva, len))
-        return -EFAULT;
-    memcpy(out, p, len);
-    return 0;
-}
-
-int guest_write(struct vm *v, uint64_t gva, const void *data, uint64_t len)
-{
-    void *p = guest_range(v, gva, len);
-    if (!p || holed(gva, len))
-        return -EFAULT;
-    memmove(p, data, len);
-    return 0;
-}
-
-int guest_path(struct vm *v, char *out, uint64_t gva, uint64_t len)
-{
-    if (!len || len > 4095)
-        return len ? -ENAMETOOLONG : -ENOENT;
-    if (guest_read(v, out, gva, len))
-        return -EFAULT;
-    if (memchr(out, 0, len))
-        return -EINVAL;
-    out[len] = 0;
-    return 0;
-}
+/* ---- what the cell's other files do for these; guest memory: vfs/guest_memory.c ---- */
+const struct test_memory test_memory = {MEMORY, HOLE, HOLE_END};
 
 int memory_map_file(struct vm *v, int fd, uint64_t gva, uint64_t len, int prot, int shared, uint64_t offset, const char *name, struct tnode *file)
 {
@@ -68,17 +34,6 @@ int memory_map_file(struct vm *v, int fd, uint64_t gva, uint64_t len, int prot, 
     return gva < AFW_SPACE_END ? 0 : -EINVAL;
 }
 
-int memory_module_next(struct vm *v, uint64_t gva, char name[256], uint64_t *start, uint64_t *end, uint64_t *offset)
-{
-    (void)v;
-    strcpy(name, "/usr/bin/python3");
-    *start = 0x400000;
-    *end = 0x402000;
-    *offset = 0;
-    return gva <= 0x400000;
-}
-
-int memory_writable(struct vm *v, uint64_t gva) { (void)v; return gva >= 0x401000; }
 int memory_commit(struct vm *v, uint64_t gva, uint64_t len) { (void)v; return gva % PAGE || len % PAGE ? -EINVAL : 0; }
 int memory_zero(struct vm *v, uint64_t gva, uint64_t len) { (void)v; return gva % PAGE || len % PAGE ? -EINVAL : 0; }
 int memory_protect(struct vm *v, uint64_t gva, uint64_t len, int prot) { (void)v, (void)prot; return gva % PAGE || len % PAGE ? -EINVAL : 0; }

@@ -25,11 +25,7 @@ BODY = """
         volatile u64 *heap = (u64 *)CTL->mmap_base;
         char *map = (char *)CTL->mmap_base + 0x400000;
         heap[0] = 11;
-        post(AFW_OP_READY, 0, 0, 0, 0, 0, 0, 0);
-        kick();
-        int64_t r = CQ[CTL->cq_head % AFW_CQ_LEN].res;
-        CTL->cq_head = CTL->cq_head + 1;
-        if (r) leave(100);
+        stand();
         heap[600] = 22;
         CHECK(!call(AFW_OP_MKDIR, AT("/tmp/d"), 0755, AFW_CWD, 0, 0));
         int64_t a = file(AT("/tmp/d/a"), 02 | 0100), b = file(AT("/tmp/b"), 02 | 0100), c = file(AT("/tmp/c"), 02 | 0100);
@@ -176,11 +172,7 @@ def test_saving_is_refused_or_given_up(bare_cell, guest, tmp_path):
     """What writes to a host file through memory; what has ended; what is asked for at once; a VM that is killed meanwhile."""
     body = """
         void run(void) {
-            post(AFW_OP_READY, 0, 0, 0, 0, 0, 0, 0);
-            kick();
-            int64_t r = CQ[CTL->cq_head % AFW_CQ_LEN].res;
-            CTL->cq_head = CTL->cq_head + 1;
-            if (r) leave(100);
+            stand();
             if (CTL->pid == 1001) {
                 int64_t f = call(AFW_OP_OPEN, (u64)"/t/shared", 9, 2, 0, AFW_CWD, 0);
                 CHECK(f > 0);
@@ -252,11 +244,7 @@ def test_saving_much_does_not_stop_others(bare_cell, guest, tmp_path):
     """While 64 MiB of one VM are written, another one of the same runner goes on: no gap is as long as all of that."""
     body = """
         void run(void) {
-            post(AFW_OP_READY, 0, 0, 0, 0, 0, 0, 0);
-            kick();
-            int64_t r = CQ[CTL->cq_head % AFW_CQ_LEN].res;
-            CTL->cq_head = CTL->cq_head + 1;
-            if (r) leave(100);
+            stand();
             if (CTL->pid == 1000) {
                 u64 *memory = (u64 *)CTL->mmap_base;
                 CHECK(!call(AFW_OP_COMMIT, CTL->mmap_base, 64 << 20, 0, 0, 0, 0));
@@ -312,11 +300,7 @@ def test_a_long_file_of_proc_that_is_open_goes_along(bare_cell, guest, tmp_path)
         static struct afw_region table[2000];
         static char out[64];
         void run(void) {
-            post(AFW_OP_READY, 0, 0, 0, 0, 0, 0, 0);
-            kick();
-            int64_t r = CQ[CTL->cq_head % AFW_CQ_LEN].res;
-            CTL->cq_head = CTL->cq_head + 1;
-            if (r) leave(100);
+            stand();
             for (uint32_t i = 0; i < 2000; i++)
                 table[i] = (struct afw_region){2 * i + 1, 2 * i + 2, AFW_REGION_MAPPED};
             CTL->stack_lo = 0;

@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 from agentfw_vmm.config import Mount, _aliases
 
+from ..fuzz.run import VFS
+
 ROOT = Path(__file__).resolve().parent.parent.parent
-SOURCES = ["vfs", "walk", "filerules", "rules", "handles", "tmpfs", "tmpdata", "savefs", "readdir", "synth"]
-SOURCES += ["openops", "pathops", "nameops", "fileops", "calls", "filecalls", "fds", "procfd", "locks"]
-SOURCES += ["procself", "proccpu", "inside", "callproc"]
 CWD = 0xFFFFFFFF
 WRITABLE, SYSTEM = 1, 2
 REC = {"mount": 1, "file": 2, "program": 3, "arg": 4, "env": 5, "memory": 6, "tmp": 11, "symlink": 12, "alias": 16}
@@ -56,8 +55,9 @@ def build(directory: Path, sanitize: bool) -> Path:
     cell = ROOT / "vmm/native/cell"
     subprocess.run(
         ["cc", *flags, "-g", "-std=gnu11", "-D_GNU_SOURCE", "-pthread", "-Wall", "-Wextra", "-Werror"]
-        + [f"-I{ROOT}/shim", f"-I{ROOT}/vmm/native", f"-I{cell}", "-o", str(program), str(ROOT / "tests/vfs/harness.c")]
-        + [str(cell / f"{name}.c") for name in SOURCES],
+        + [f"-I{ROOT}/shim", f"-I{ROOT}/vmm/native", f"-I{cell}"]
+        + ["-o", str(program), str(ROOT / "tests/vfs/harness.c")]
+        + [str(source) for source in VFS],
         check=True,
     )
     return program

@@ -1,7 +1,6 @@
 /* Drives the cell's file system without a VM: frames on standard input, answers on standard output (driver.py).
  *
- * Frame: u32 command, u32 size, payload. Answer: i64 result, u32 size, bytes. Guest memory is plain memory with a hole, so that copies
- * fail there as they do in a VM.
+ * Frame: u32 command, u32 size, payload. Answer: i64 result, u32 size, bytes. Guest memory: guest_memory.c.
  */
 #include <linux/audit.h>
 #include <linux/filter.h>
@@ -13,6 +12,7 @@
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#include "guest_memory.h"
 #include "vfs.h"
 
 #define MEMORY (160ull << 20)
@@ -20,48 +20,7 @@
 #define HOLE_END (17ull << 20)
 static struct vm vm;
 
-void *guest_range(struct vm *v, uint64_t gva, uint64_t len)
-{
-    return gva < AFW_SYS || gva >= MEMORY || len > MEMORY - gva ? 0 : v->mem + gva;
-}
-
-static int hole(uint64_t gva, uint64_t len)
-{
-    return gva < HOLE_END && gva + len > HOLE;
-}
-
-int guest_read(struct vm *v, void *out, uint64_t gva, uint64_t len)
-{
-    void *p = guest_range(v, gva, len);
-    if (!p)
-        return -EFAULT;
-    uint64_t part = hole(gva, len) ? gva < HOLE ? HOLE - gva : 0 : len;
-    memcpy(out, p, part);            /* as the cell's: bytes before the fault have been copied */
-    return part == len ? 0 : -EFAULT;
-}
-
-int guest_write(struct vm *v, uint64_t gva, const void *data, uint64_t len)
-{
-    void *p = guest_range(v, gva, len);
-    if (!p || hole(gva, len))
-        return -EFAULT;
-    memcpy(p, data, len);
-    return 0;
-}
-
-int guest_path(struct vm *v, char *out, uint64_t gva, uint64_t len)
-{
-    if (!len)
-        return -ENOENT;
-    if (len > 4095)
-        return -ENAMETOOLONG;
-    if (guest_read(v, out, gva, len))
-        return -EFAULT;
-    if (memchr(out, 0, len))
-        return -EINVAL;
-    out[len] = 0;
-    return 0;
-}
+const struct test_memory test_memory = {MEMORY, HOLE, HOLE_END};
 
 static char mapped[256];
 int memory_map_file(struct vm *v, int fd, uint64_t gva, uint64_t len, int prot, int shared, uint64_t offset, const char *name, struct tnode *file)
@@ -72,24 +31,6 @@ int memory_map_file(struct vm *v, int fd, uint64_t gva, uint64_t len, int prot, 
     snprintf(mapped, sizeof mapped, "%s", name);
     void *p = mmap(v->mem + gva, len, prot & (PROT_READ | PROT_WRITE), MAP_FIXED | (shared ? MAP_SHARED : MAP_PRIVATE), fd, (off_t)offset);
     return p == MAP_FAILED ? -errno : 0;
-}
-
-int memory_module_next(struct vm *v, uint64_t gva, char name[256], uint64_t *start, uint64_t *end, uint64_t *offset)
-{
-    (void)v;
-    if (gva > 0x400000)
-        return 0;
-    strcpy(name, "/usr/bin/python3");
-    *start = 0x400000;
-    *end = 0x402000;
-    *offset = 0;
-    return 1;
-}
-
-int memory_writable(struct vm *v, uint64_t gva)
-{
-    (void)v;
-    return gva >= 0x401000;
 }
 
 /* What jail.c allows for files, as far as the file system asked for it, and what this program needs itself; the rest kills */
