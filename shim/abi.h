@@ -192,6 +192,8 @@ struct afw_region {                  /* pages that are in none are free */
 #define AFW_THREAD_TID 0x4c          /* in struct thread: uint32_t */
 #define AFW_THREAD_STATE 0x50        /* uint8_t: AFW_THREAD_BLOCKED, or it runs or could */
 #define AFW_THREAD_BLOCKED 2
+#define AFW_THREAD_STACK 0x78        /* uint64_t, address: where its shim stack ends; a call's sixth argument lies AFW_FRAME_SIXTH below */
+#define AFW_FRAME_SIXTH 160
 #define AFW_THREAD_NEXT 0x80         /* uint64_t, address */
 #define AFW_THREAD_CPU 0xb0          /* uint64_t, ns used */
 #define AFW_THREAD_NAME 0xb8         /* 16 bytes */
@@ -260,6 +262,8 @@ enum afw_op {
     AFW_OP_XATTR = 27,               /* path a0,a1 (a1 = 0: base itself)  0 set, 1 get, 2 list, 3 remove a2  AT_* flags a3  base a4: there are none */
     AFW_OP_STATX = 28,               /* path a0,a1  AT_* flags a2  out a3 (struct statx, 256 bytes)  base a4 */
     AFW_OP_LOCK = 29,                /* handle a0 (0: a file of the guest's own, open for a3)  struct flock a1  F_* a2  the description's place a4 (non-blocking always) */
+    AFW_OP_SEEK = 30,                /* handle a0  offset a1  SEEK_DATA or SEEK_HOLE a2 -> where; SEEK_END: a file's size */
+    AFW_OP_COPY = 31,                /* from handle a0, offset a1 to handle a2, offset a3; bytes a4; as copy_file_range() (1) or sendfile() (0) a5 -> bytes */
     /* memory */
     AFW_OP_COMMIT = 32,              /* addr a0  len a1: make the chunks that cover it usable (new memslots); ENOMEM over the limit */
     AFW_OP_MAPFILE = 33,             /* handle a0  addr a1  len a2  prot a3  flags a4 (MAP_PRIVATE or MAP_SHARED)  offset a5 */

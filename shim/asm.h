@@ -25,6 +25,7 @@
 
 /* struct frame (core.h) */
 #define F_R12 32
+#define F_RDI 64
 #define F_RBP 80
 #define F_RAX 104
 #define F_SIZE 168

@@ -250,7 +250,7 @@ PL(ioctl)
             o->flags |= O_NONBLOCK;
         return 0;
     }
-    return o->ops->ioctl ? o->ops->ioctl(o, (u32)b, c) : -ENOTTY;
+    return o->ops->ioctl ? o->ops->ioctl(o, (u32)b, c) : (u32)b == TCGETS ? -ENOTTY : sys_ask(a, b, c, d, e);
 }
 
 void io_exit(void)

@@ -185,7 +185,7 @@ PL(open)
 /* ---- calls on a descriptor ---- */
 FD(lseek)
 {
-    s64 at = b, from = 0, size;
+    s64 at = b, from = 0;
     if (o->flags & O_PATH)
         return -EBADF;
     if (c > SEEK_HOLE)
@@ -194,15 +194,10 @@ FD(lseek)
         return o->ops == &dev_ops ? 0 : -ESPIPE;
     if (c == SEEK_CUR)
         from = RING(o)->place;
-    else if (c != SEEK_SET) {
-        size = stat_now(o)->st_size;
-        if (c == SEEK_END)
-            from = size;
-        else if ((u64)at >= (u64)size)
-            return -ENXIO;
-        else if (c == SEEK_HOLE)
-            at = size;
-    }
+    else if (c == SEEK_END)
+        from = stat_now(o)->st_size;
+    else if (c)
+        at = handle_call(o, b, c, 0, AFW_OP_SEEK);
     if (__builtin_add_overflow(at, from, &at) || at < 0)
         return -EINVAL;
     return RING(o)->place = at;
@@ -238,22 +233,19 @@ PL(newfstatat)
 /* Is descriptor fd this file still? Who waits for another one does not hold it */
 static int still(u64 fd, struct file *f, u32 ino) { return peek(fd) == f && f->ino == ino; }
 
-/* Only as much is read as can be written without waiting: nobody else has the bytes in between. */
+/* What is wrong with it the host says, and from file to file it does it all. Only as much is read as can be written without waiting: nobody else
+ * has the bytes in between. */
 FD(sendfile)
 {
     static u8 bytes[CHAN_MAX];
+    s64 r = sys_change(*(u64 *)(kstack_top - F_SIZE + F_RDI), b, c, d, e);
+    if (r != -AFW_AGAIN)
+        return r;
     struct file *in = need(b);
-    struct chan *t = o->ops == &pipe_ops || o->ops == &sock_ops ? STREAM(o)->tx : 0;
+    struct chan *t = o->ops == &dev_ops ? 0 : STREAM(o)->tx;
     struct io io;
-    u64 at, done = 0;
+    u64 at = c ? *(u64 *)user_at(c, 8, 1) : RING(in)->place, done = 0;
     u32 ino = in->ino;
-    if ((in->flags & O_ACCMODE) == O_WRONLY || !(o->flags & O_ACCMODE))
-        return -EBADF;
-    if (in->ops != &ring_ops || o->flags & O_APPEND || !(o->ops->seek || o->ops == &pipe_ops || o->ops == &sock_ops))
-        return -EINVAL;
-    at = c ? *(u64 *)user_at(c, 8, 1) : RING(in)->place;
-    if ((s64)at < 0)
-        return -EINVAL;
     while (done < d) {
         u64 n = min64(d - done, sizeof bytes), room = n;
         if (t && !t->frames)
@@ -265,11 +257,9 @@ FD(sendfile)
         if (!n)
             break;
         io_kernel(&io, bytes, n);
-        s64 r = o->ops->write(o, &io, 0, -1);
+        r = o->ops->write(o, &io, 0, -1);
         if (r < 0)
             fail(r);
-        if (o->handle)
-            n -= io.left;            /* no room for the rest */
         PROGRESS = done += n;
         at += n;
         if (c)

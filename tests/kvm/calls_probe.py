@@ -29,7 +29,7 @@ NR = {
     "openat": 257, "mkdirat": 258, "mknodat": 259, "fchownat": 260, "futimesat": 261, "newfstatat": 262, "unlinkat": 263, "renameat": 264,
     "linkat": 265, "symlinkat": 266, "readlinkat": 267, "fchmodat": 268, "faccessat": 269, "sync_file_range": 277, "utimensat": 280,
     "fallocate": 285, "dup3": 292, "preadv": 295, "pwritev": 296, "syncfs": 306, "renameat2": 316, "memfd_create": 319, "preadv2": 327,
-    "pwritev2": 328, "statx": 332, "openat2": 437, "faccessat2": 439,
+    "pwritev2": 328, "statx": 332, "openat2": 437, "copy_file_range": 326, "ioctl": 16, "faccessat2": 439,
 }  # fmt: skip
 CWD = -100
 NOBODY = 12345
@@ -539,6 +539,134 @@ def many_locks() -> None:
     os.close(a)
 
 
+def moving() -> None:
+    """Bytes from file to file, with offsets and without; where data are; what ioctl() says of files."""
+    found = descriptors() | {"other": os.open("moved", os.O_RDWR | os.O_CREAT, 0o600)}
+    for fd in (found["other"], found["memory"]):
+        os.ftruncate(fd, 0)
+    os.pwrite(found["other"], b"abcdefghijklmnop", 0)
+    offsets = (ctypes.c_long * 2)()
+    at = ctypes.addressof(offsets)
+    files = (
+        "reading",
+        "writing",
+        "both",
+        "appending",
+        "other",
+        "path",
+        "directory",
+        "pipe in",
+        "null",
+        "event",
+        "closed",
+        "unnamed",
+    )
+    for a in files:
+        for b in files:
+            if (a, b) == ("event", "null"):
+                continue  # (it has a reader for splices, and gives what it counted)
+            for into, out_of, n in ((0, 0, 3), (1, 1, 4), (1, 0, 0), (0, 5, 100), (2, 12, 2)):
+                offsets[0], offsets[1] = into, out_of
+                result = word(call("copy_file_range", found[a], at if into else 0, found[b], at + 8 if out_of else 0, n, 0))
+                say("copy", a, b, into, out_of, n, result, list(offsets), *places(found, a, b))
+            if b not in ("pipe in", "event", "closed") and a != b:  # (which of two reasons comes first)
+                for start, n in ((0, 3), (2, 5), (8, 100), (-1, 2)):
+                    offsets[0] = start
+                    say(
+                        "send",
+                        a,
+                        b,
+                        start,
+                        n,
+                        word(call("sendfile", found[b], found[a], at, n)),
+                        offsets[0],
+                        *places(found, a, b),
+                    )
+                say("send", a, b, word(call("sendfile", found[b], found[a], 0, 3)), *places(found, a, b))
+    f, g = found["both"], found["other"]
+    os.ftruncate(f, 10)
+    for into, out_of, n, flags in ((0, 2, 5, 0), (0, 5, 5, 0), (0, 4, 5, 0), (5, 0, 100, 0), (9, 9, 5, 0), (10, 0, 5, 0), (-1, 0, 5, 0), (0, -1, 5, 0),
+                                   (0, BIG * 2 - 1, 5, 0), (BIG * 2 - 1, 0, 5, 0), (0, 0, 5, 1), (0, 0, -1, 0), (3, 20, -1, 0)):  # fmt: skip
+        for fds in ((f, f), (f, g), (f, os.open("f", os.O_RDWR))):
+            offsets[0], offsets[1] = into, out_of
+            say(
+                "range",
+                into,
+                out_of,
+                n,
+                flags,
+                word(call("copy_file_range", fds[0], at, fds[1], at + 8, n, flags)),
+                list(offsets),
+                os.fstat(f).st_size,
+            )
+    say("pointers", *(word(call("copy_file_range", f, p, g, q, 3, 0)) for p, q in ((8, 0), (0, 8), (NOTHING, at), (at, FIXED))))
+    for fd in (found["unnamed"], os.memfd_create("sparse"), os.open("sparse", os.O_RDWR | os.O_CREAT)):
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, b"x" * 5000, 9000)
+        for size in (20_000, 1_000_000):
+            os.ftruncate(fd, size)
+            for whence in (3, 4):
+                say(
+                    "sparse",
+                    size,
+                    whence,
+                    *(
+                        word(call("lseek", fd, o, whence))
+                        for o in (0, 1, 4096, 8191, 8192, 9000, 14000, 16383, 16384, 19_999, 20_000, 999_999, BIG, -1)
+                    ),
+                )
+            os.lseek(fd, 7, 0)
+            for what in (0x541B, 2, 0x40049409, 0x5413, 0x5401, 0xDEAD):
+                if what > 0x40000000 and os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd"):
+                    continue
+                MEMORY[0:4] = b"\0\0\0\0"
+                say(
+                    "ioctl",
+                    hex(what),
+                    word(call("ioctl", fd, what, found["reading"] if what > 0x40000000 else buffer())),
+                    MEMORY.raw[:4],
+                )
+    for kind in ("directory", "null", "event", "closed"):
+        say("ioctl", kind, *(word(call("ioctl", found[kind], what, buffer())) for what in (0x541B, 0x5401, 0xDEAD)))
+    for fd in found.values():
+        if fd < 600:
+            call("close", fd)
+
+
+def places(found: dict[str, int], *kinds: str) -> list[str]:
+    """Where their descriptions are, and their sizes."""
+    return [
+        f"{os.lseek(found[kind], 0, 1)}/{os.fstat(found[kind]).st_size}"
+        for kind in kinds
+        if kind not in ("path", "directory", "pipe in", "null", "event", "closed")
+    ]
+
+
+def naming() -> None:
+    """linkat() of what is open: by /proc, and by the descriptor alone."""
+    found = descriptors()
+    found["kept"] = os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_EXCL, 0o600)
+    os.write(found["unnamed"], b"now it has a name")
+    for kind, fd in found.items():
+        by = b"/proc/self/fd/%d" % (fd & 0xFFFFFFFF)
+        say(
+            kind,
+            word(call("linkat", CWD, by, CWD, b"by-proc", 0x400)),
+            word(call("linkat", CWD, by, CWD, b"not-followed", 0)),
+            *tree(),
+        )
+        for name in (b"by-proc", b"by-fd"):
+            if os.path.exists(name):
+                os.unlink(name)
+    found["unnamed"] = os.open(".", os.O_TMPFILE | os.O_RDWR, 0o600)
+    for kind, fd in found.items():
+        if kind in ("pipe in", "pipe out", "socket", "event", "null"):
+            continue  # (kernels differ: of another file system, or no such file)
+        say(kind, word(call("linkat", fd, b"", CWD, b"by-fd", 0x1000)), word(call("linkat", fd, b"", CWD, b"by-fd", 0)), *tree())
+        if os.path.exists("by-fd"):
+            os.unlink("by-fd")
+
+
 def listings() -> None:
     """Directories that change while they are read, and many names."""
     plant()
@@ -572,7 +700,7 @@ def run(directory: str) -> None:
     top, HOME = HOME, HOME + "/home"
     os.mkdir(HOME)
     os.chdir(HOME)
-    for part in (on_paths, on_pairs, on_descriptors, bad_pointers, partly, offsets, locks, many_locks, listings):
+    for part in (on_paths, on_pairs, on_descriptors, bad_pointers, partly, offsets, locks, many_locks, moving, naming, listings):
         say("#", part.__name__)
         part()
     plant()

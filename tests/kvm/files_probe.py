@@ -99,6 +99,24 @@ for most in (5, 40, 6000, 100_000):
     os.close(fd)
 shutil.copy2("big", "big2")
 show(filecmp.cmp("big", "big2", shallow=False))
+with open("big", "rb") as source, open("big2", "r+b") as target:
+    show(os.copy_file_range(source.fileno(), target.fileno(), 100_000, 7, 50), source.tell(), target.tell())
+    show(
+        os.copy_file_range(source.fileno(), target.fileno(), 1000),
+        os.lseek(source.fileno(), 0, 1),
+        os.lseek(target.fileno(), 0, 1),
+    )
+    show(
+        os.sendfile(target.fileno(), source.fileno(), None, 500), os.lseek(source.fileno(), 0, 1), os.lseek(target.fileno(), 0, 1)
+    )
+    show(os.sendfile(target.fileno(), source.fileno(), 2_999_990, 500), os.lseek(target.fileno(), 0, 1))
+    show(
+        err(os.copy_file_range, target.fileno(), source.fileno(), 5), err(os.copy_file_range, source.fileno(), source.fileno(), 5)
+    )
+    os.ftruncate(target.fileno(), 2_000_000)
+    os.ftruncate(target.fileno(), 4_000_000)
+    show(os.lseek(target.fileno(), 0, os.SEEK_HOLE) >= 2_000_000, os.lseek(target.fileno(), 3_999_999, os.SEEK_HOLE))
+show(hashlib.sha256(open("big2", "rb").read()).hexdigest())
 shutil.copytree("a", "acopy", symlinks=True)
 show(sorted(p.as_posix() for p in pathlib.Path("acopy").rglob("*")))
 shutil.move("acopy", "amoved")

@@ -244,7 +244,13 @@ static int64_t operation(const struct afw_sqe *e)
     case AFW_OP_LOCK:
         return a[0] ? SYS(SYS_fcntl, a[0], a[2], a[1]) : 0;
     case AFW_OP_CLOSE:
-        return SYS(SYS_close, a[0], 0, 0);
+        return a[1] ? 0 : SYS(SYS_close, a[0], 0, 0);
+    case AFW_OP_SEEK:
+        return SYS(SYS_lseek, a[0], a[1], a[2]);
+    case AFW_OP_COPY: {
+        long in = (long)a[1], out = (long)a[3];
+        return sys6(SYS_copy_file_range, (long)a[0], (long)&in, (long)a[2], (long)&out, (long)a[4], 0);
+    }
     case AFW_OP_PREAD:
         return sys6(SYS_pread64, (long)a[0], (long)a[1], (long)a[2], (long)a[3], 0, 0);
     case AFW_OP_PWRITE:

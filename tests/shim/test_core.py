@@ -43,7 +43,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"-I{HERE.parents[1] / 'shim'}",
         f"-I{CELL}",
     ]
-    sources = [HERE / "harness.c", *(CELL / name for name in ("calls.c", "filecalls.c", "sockopt.c", "callproc.c", "inside.c"))]
+    sources = [
+        HERE / "harness.c",
+        *(CELL / name for name in ("calls.c", "filecalls.c", "fdcalls.c", "sockopt.c", "callproc.c", "inside.c")),
+    ]
     command = ["cc", *harness, *flags, "-o", str(out / "harness"), *map(str, sources)]
     subprocess.run(command, check=True)
     for source in HERE.glob("*.c"):

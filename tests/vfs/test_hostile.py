@@ -73,6 +73,9 @@ def test_bad_paths(make: MakeVfs, host: Path) -> None:
     assert failure.value.errno == errno.ENAMETOOLONG
 
 
+LOCK, SEEK, COPY = 29, 30, 31
+
+
 def test_bad_counts_and_offsets(make: MakeVfs, host: Path) -> None:
     vfs = make(mounts={"/m": (host / "shared", WRITABLE)}, files={"/etc/f": b"0123456789"})
     handles = [vfs.open(path, os.O_RDWR | os.O_CREAT) for path in ("/tmp/f", "/m/f")]
@@ -106,7 +109,18 @@ def test_bad_counts_and_offsets(make: MakeVfs, host: Path) -> None:
             (0x700000, 4096, 1, 2, 1 << 63),
         ):
             assert vfs.raw("mapfile", handle, *bad) == -errno.EINVAL, bad
-    for number in (0, 30, 31, 32, 34, 100, 0xFFFF):
+    handle = handles[0]
+    assert vfs.raw(SEEK, handle, 1 << 63, 3) == -errno.ENXIO
+    assert vfs.raw(SEEK, handle, 0, 1) == -errno.EINVAL
+    assert vfs.raw(SEEK, 99, 0, 3) == vfs.raw(COPY, 99, 0, handle, 0, 1, 1) == -errno.EBADF
+    assert vfs.raw(COPY, handle, 0, 99, 0, 1, 0) == -errno.EBADF
+    for ranges in (0, 1):
+        assert vfs.raw(COPY, handle, 1 << 63, handle, 0, 1, ranges) < 0
+        assert vfs.raw(COPY, handle, 0, handle, (1 << 64) - 1, 1, ranges) < 0
+        assert vfs.raw(COPY, handle, 0, handles[1], 0, 1 << 62, ranges) in (100000, -errno.EXDEV)
+    assert vfs.raw(LOCK, handle, HOLE, 6, 0, 0) == vfs.raw(LOCK, handle, 1 << 62, 37, 0, 0) == -errno.EFAULT
+    assert vfs.raw(LOCK, 99, 0x700000, 6, 0, 0) == -errno.EBADF
+    for number in (0, 32, 34, 100, 0xFFFF):
         assert vfs.raw(number, 1, 2, 3, 4) == -errno.ENOSYS
     small = vfs.open("/tmp/small", os.O_RDWR | os.O_CREAT)
     assert vfs.raw("pwrite", small, HOLE, 8, 0) == -errno.EFAULT

@@ -142,7 +142,7 @@ def test_proc(make: MakeVfs) -> None:
     assert b"Threads:\t2\n" in vfs.read("/proc/thread-self/status")
     assert vfs.read("/proc/self/task/4711/stat").startswith(b"4711 (python3.11) R 1 ")
     assert vfs.error("stat", "/proc/4712") == vfs.error("stat", "/proc/self/task/04711") == "ENOENT"
-    assert b"Max open files            0                    0                    files" in vfs.read("/proc/self/limits")
+    assert b"Max open files            1024                 4096                 files" in vfs.read("/proc/self/limits")
     assert b"MemTotal:         262144 kB\n" in vfs.read("/proc/meminfo")
     assert vfs.read("/sys/devices/system/cpu/online") == b"0\n"
     drawn = [vfs.read("/proc/sys/kernel/random/" + name) for name in ("uuid", "uuid", "boot_id", "boot_id")]

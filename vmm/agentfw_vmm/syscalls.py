@@ -73,7 +73,7 @@ openat mkdirat fchownat newfstatat unlinkat renameat linkat symlinkat readlinkat
 set_robust_list utimensat epoll_pwait timerfd_create eventfd fallocate timerfd_settime timerfd_gettime accept4 eventfd2
 epoll_create1 dup3 pipe2 preadv pwritev rt_tgsigqueueinfo prlimit64 syncfs sendmmsg getcpu renameat2 getrandom
 membarrier mlock2 preadv2 pwritev2 clone3 close_range faccessat2 epoll_pwait2 setfsuid setfsgid capget mknod mknodat
-sched_rr_get_interval ioprio_get sync_file_range recvmmsg memfd_create statx
+sched_rr_get_interval ioprio_get sync_file_range recvmmsg memfd_create statx copy_file_range
 """
 
 #: x86-64 numbers by name.

@@ -107,6 +107,11 @@ s64 sys_ask(u64 a UNUSED, u64 b UNUSED, u64 c UNUSED, u64 d UNUSED, u64 e UNUSED
     return rand() % 4 ? (s64)((u64)rand() % 4096 << 32 | what[rand() % 6]) : -(s64)ENOENT;
 }
 
+s64 sys_change(u64 a, u64 b, u64 c, u64 d, u64 e)
+{
+    return sys_ask(a, b, c, d, e);
+}
+
 static void worker(void)
 {
     for (u32 i = 0; i < AFW_FLOWS; i++) {

@@ -7,27 +7,17 @@
 #include <limits.h>
 #include <stddef.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/vfs.h>
-#include <linux/falloc.h>
 #include <linux/openat2.h>
-#include "calls.h"
+#include "filecalls.h"
 
 #define OPEN_VALID (O_ACCMODE | O_CREAT | O_EXCL | O_NOCTTY | O_TRUNC | O_APPEND | O_NONBLOCK | O_SYNC | O_DSYNC | O_ASYNC | O_DIRECT | 0100000 | \
                     O_DIRECTORY | O_NOFOLLOW | O_NOATIME | O_CLOEXEC | O_PATH | O_TMPFILE)
 #define STAT_FLAGS (AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT | AT_EMPTY_PATH | 0x6000 /* AT_STATX_SYNC_TYPE */)
 #define MEMFD_KNOWN 0x1f             /* CLOEXEC, ALLOW_SEALING, HUGETLB, NOEXEC_SEAL, EXEC */
 #define SYS_FCHMODAT2 452
-
-struct call {
-    struct caller *c;
-    struct afw_sqe *e;               /* becomes the operation */
-    const uint64_t *a;               /* the program's arguments */
-    struct timespec times[2];        /* CALL_TIMES */
-};
 
 /* Bytes before the NUL. -EFAULT, -ENAMETOOLONG */
 static int64_t length(struct call *c, uint64_t gva)
@@ -43,17 +33,6 @@ static int64_t length(struct call *c, uint64_t gva)
         n += take;
     }
     return -ENAMETOOLONG;
-}
-
-/* The handle behind a descriptor. -EBADF, or `none`: there is none (a pipe, a socket ...) */
-static int handle_of(struct call *c, uint64_t fd, int none, uint64_t *handle)
-{
-    struct guest_fd f;
-    int r = call_fd(c->c, fd, &f);
-    if (r < 0 || f.file.handle == AFW_LOST_HANDLE)
-        return -EBADF;
-    *handle = f.file.handle;
-    return *handle ? 0 : none;
 }
 
 #define EMPTY 1                      /* the path may be: what the descriptor is open on */
@@ -73,7 +52,7 @@ static int path(struct call *c, uint64_t fd, uint64_t gva, int how, unsigned i, 
         return -EFAULT;
     if (first == '/' || (int)fd == AT_FDCWD)
         return 0;
-    return handle_of(c, fd, n ? -ENOTDIR : 1, base);
+    return call_handle(c, fd, n ? -ENOTDIR : 1, base);
 }
 
 /* Nearly all: path and base in their places */
@@ -88,9 +67,9 @@ static int two(struct call *c, uint16_t op, uint64_t fd, uint64_t from, uint64_t
 {
     uint64_t base, to_base;
     c->e->op = op;
-    int r = path(c, fd, from, 0, 0, &base);
-    if (r < 0)
-        return r;
+    int r = path(c, fd, from, op == AFW_OP_LINK && flags & AT_EMPTY_PATH ? EMPTY : 0, 0, &base);
+    if (r)
+        return r < 0 ? r : -EXDEV;   /* a pipe's or a socket's file system */
     r = path(c, to_fd, to, 0, 2, &to_base);
     if (r == -ENOENT || r == -EFAULT || r == -ENAMETOOLONG) {        /* of which the operation tells, if there is nothing wrong with the first */
         c->e->a[2] = r == -EFAULT ? 0 : to;
@@ -284,7 +263,7 @@ static int times_at(struct call *c, uint64_t fd, uint64_t gva, uint64_t times, u
             return -EINVAL;
         memset(c->e->a, 0, sizeof c->e->a);
         c->e->op = AFW_OP_UTIMENS;
-        r = handle_of(c, fd, 1, &c->e->a[4]);
+        r = call_handle(c, fd, 1, &c->e->a[4]);
         struct guest_fd f;
         if (!call_fd(c->c, fd, &f) && f.file.flags & O_PATH)
             return -EBADF;
@@ -308,7 +287,7 @@ static int xattr_at(struct call *c, uint64_t nr)
     if (kind == 2) {
         memset(c->e->a, 0, sizeof c->e->a);
         c->e->op = AFW_OP_XATTR;
-        r = handle_of(c, c->a[0], 0, &c->e->a[4]);
+        r = call_handle(c, c->a[0], 0, &c->e->a[4]);
         if (r < 0)
             return r;
     } else if ((r = at(c, AFW_OP_XATTR, (uint64_t)AT_FDCWD, c->a[0], 0)) < 0)
@@ -318,99 +297,10 @@ static int xattr_at(struct call *c, uint64_t nr)
     return r;
 }
 
-/* ---- on descriptors ---- */
-
-/* An operation with the descriptor's handle first; `others`: what those without one give */
-static int on(struct call *c, uint16_t op, uint64_t x, uint64_t y, uint64_t z, int others)
-{
-    c->e->op = op;
-    memset(c->e->a, 0, sizeof c->e->a);
-    c->e->a[1] = x;
-    c->e->a[2] = y;
-    c->e->a[3] = z;
-    return handle_of(c, c->a[0], others, &c->e->a[0]);
-}
-
-static int stream(struct call *c)    /* -ESPIPE of what has no places; -EBADF; 0 */
-{
-    struct guest_fd f;
-    int r = call_fd(c->c, c->a[0], &f);
-    if (r < 0 || f.file.flags & O_PATH)
-        return -EBADF;
-    return S_ISFIFO(f.mode) ? -ESPIPE : 0;
-}
-
-static int fcntl_on(struct call *c)
-{
-    struct guest_fd f;
-    int r = call_fd(c->c, c->a[0], &f);
-    if (r < 0 || f.file.flags & O_PATH)
-        return -EBADF;
-    switch ((uint32_t)c->a[1]) {
-    case F_GETLK:
-    case F_SETLK:
-    case F_SETLKW:
-    case F_OFD_GETLK:
-    case F_OFD_SETLK:
-    case F_OFD_SETLKW:
-        if (!memory_allows(c->c, c->a[2], sizeof(struct flock), PROT_READ))
-            return -EFAULT;
-        r = on(c, AFW_OP_LOCK, c->a[2], (uint32_t)c->a[1], f.file.flags & O_ACCMODE, 0);
-        if (f.file.handle && c->c->read(c->c, &c->e->a[4], f.place, sizeof c->e->a[4]))
-            return -EFAULT;
-        c->e->reserved = (uint32_t)c->a[1] == F_SETLKW || (uint32_t)c->a[1] == F_OFD_SETLKW ? CALL_BLOCKS : 0;
-        return r;
-    case F_SETOWN:
-    case F_GETOWN:
-    case F_SETSIG:
-    case F_GETSIG:
-        return 1;
-    case F_GETLEASE:
-        c->e->reserved = F_UNLCK;
-        return S_ISREG(f.mode) || f.file.handle ? 1 : -EINVAL;
-    case F_GET_SEALS:
-        return f.file.handle ? on(c, AFW_OP_LOCK, 0, F_GET_SEALS, 0, 0) : -EINVAL;
-    case F_ADD_SEALS:
-        return f.file.handle ? on(c, AFW_OP_LOCK, 0, F_ADD_SEALS, 0, 0) : -EINVAL;
-    }
-    return -EINVAL;
-}
-
-/* What has no handle: the file systems of pipes, sockets, devices and the rest */
-static int other_statfs(struct call *c)
-{
-    struct guest_fd f;
-    struct statfs s = {.f_bsize = 4096, .f_frsize = 4096, .f_namelen = NAME_MAX};
-    if (call_fd(c->c, c->a[0], &f))
-        return -EBADF;
-    s.f_type = S_ISFIFO(f.mode) ? 0x50495045 : S_ISSOCK(f.mode) ? 0x534f434b : S_ISCHR(f.mode) ? 0x01021994 : 0x09041934;
-    return call_put(c->c, c->a[1], &s, sizeof s) ? -EFAULT : 1;
-}
-
-static int fallocate_on(struct call *c)
-{
-    struct guest_fd f;
-    uint64_t mode = (uint32_t)c->a[1];
-    int r = call_fd(c->c, c->a[0], &f);
-    if (r < 0)
-        return r;
-    if (f.file.flags & O_PATH)
-        return -EBADF;
-    if ((int64_t)c->a[2] < 0 || (int64_t)c->a[3] <= 0)
-        return -EINVAL;
-    if (mode & ~0x7full || (mode & FALLOC_FL_PUNCH_HOLE && mode != (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE)))
-        return -EOPNOTSUPP;
-    if (!(f.file.flags & O_ACCMODE))
-        return -EBADF;
-    r = on(c, AFW_OP_FALLOCATE, mode, c->a[2], c->a[3], S_ISFIFO(f.mode) ? -ESPIPE : -ENODEV);
-    return r;
-}
-
 /* 0: *e is an operation now. 1: the answer is c.e->reserved. -errno */
 static int prepare(struct call *c, uint32_t nr)
 {
     const uint64_t *a = c->a, cwd = (uint64_t)AT_FDCWD;
-    struct guest_fd f;
     int r;
     switch (nr) {
     case SYS_open:
@@ -469,7 +359,7 @@ static int prepare(struct call *c, uint32_t nr)
     case SYS_linkat:
         if ((uint32_t)a[4] & ~(uint32_t)(AT_SYMLINK_FOLLOW | AT_EMPTY_PATH))
             return -EINVAL;
-        return two(c, AFW_OP_LINK, a[0], a[1], a[2], a[3], a[4] & AT_SYMLINK_FOLLOW);
+        return two(c, AFW_OP_LINK, a[0], a[1], a[2], a[3], (uint32_t)a[4]);
     case SYS_symlink:
     case SYS_symlinkat: {
         uint64_t none;
@@ -513,7 +403,7 @@ static int prepare(struct call *c, uint32_t nr)
     case SYS_fchdir:
         memset(c->e->a, 0, sizeof c->e->a);
         c->e->op = AFW_OP_CHDIR;
-        return handle_of(c, a[0], -ENOTDIR, &c->e->a[4]);
+        return call_handle(c, a[0], -ENOTDIR, &c->e->a[4]);
     case SYS_getcwd:
         c->e->op = AFW_OP_GETCWD;
         c->e->a[0] = a[0];
@@ -523,46 +413,10 @@ static int prepare(struct call *c, uint32_t nr)
         c->e->reserved = c->c->ctl->umask & 0777;
         c->c->ctl->umask = (uint32_t)a[0] & 0777;
         return 1;
-    case SYS_ftruncate:
-        return (int64_t)a[1] < 0 ? -EINVAL : on(c, AFW_OP_TRUNCATE, a[1], 0, 0, -EINVAL);
-    case SYS_fallocate:
-        return fallocate_on(c);
-    case SYS_fsync:
-    case SYS_fdatasync:
-        return on(c, AFW_OP_FSYNC, 0, 0, 0, -EINVAL);
-    case SYS_fstatfs:
-        r = on(c, AFW_OP_STATFS, a[1], 0, 0, 1);
-        return r == 1 ? other_statfs(c) : r || call_own(c->c, a[1], 120) ? r : -EFAULT;
-    case SYS_flock:
-        if (((uint32_t)a[1] & ~(uint32_t)LOCK_NB) - 1 > 1 && ((uint32_t)a[1] & ~(uint32_t)LOCK_NB) != LOCK_UN)
-            return -EINVAL;
-        r = on(c, AFW_OP_FLOCK, (uint32_t)a[1], 0, 0, 1);
-        c->e->reserved = r || a[1] & LOCK_NB ? 0 : CALL_BLOCKS;
-        return r;
-    case SYS_fchmod:
-        return on(c, AFW_OP_FCHMOD, a[1] & 07777, 0, 0, call_fd(c->c, a[0], &f) || S_ISCHR(f.mode) ? -EPERM : 1);
-    case SYS_fchown:
-        if (call_fd(c->c, a[0], &f) || f.file.flags & O_PATH)
-            return -EBADF;
-        memset(c->e->a, 0, sizeof c->e->a);
-        c->e->op = AFW_OP_CHOWN;
-        c->e->a[2] = (uint32_t)a[1];
-        c->e->a[3] = (uint32_t)a[2];
-        return handle_of(c, a[0], S_ISCHR(f.mode) && (uint32_t)(a[1] & a[2]) != UINT32_MAX ? -EPERM : 1, &c->e->a[4]);
-    case SYS_syncfs:
-        return call_fd(c->c, a[0], &f) || f.file.flags & O_PATH ? -EBADF : 1;
-    case SYS_fadvise64:
-        r = stream(c);
-        return r < 0 ? r : (int64_t)a[2] < 0 || (uint32_t)a[3] > 5 ? -EINVAL : 1;
-    case SYS_sync_file_range:
-        r = stream(c);
-        return r == -EBADF ? r : (int64_t)a[1] < 0 || (int64_t)a[2] < 0 || (uint32_t)a[3] & ~7u ? -EINVAL : r < 0 ? r : 1;
-    case SYS_fcntl:
-        return fcntl_on(c);
     }
     if (nr >= SYS_setxattr && nr <= SYS_fremovexattr)
         return xattr_at(c, nr);
-    return -ENOSYS;
+    return fd_call(c, nr);
 }
 
 int64_t file_call(struct caller *c, uint32_t number, const uint64_t a[6])

@@ -1,9 +1,11 @@
 /* Ring operations on handles, and the dispatch of all file operations. Every SQE is hostile. See vfs.h. */
 #include <fcntl.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/uio.h>
 #include <sys/vfs.h>
 #include <linux/falloc.h>
@@ -62,6 +64,25 @@ static int64_t op_pread(struct vfs *vfs, const uint64_t a[6])
     return n;
 }
 
+/* RLIMIT_FSIZE, as write(2): the bytes of n that may be put at offset, or -EFBIG and SIGXFSZ: none */
+int64_t size_limit(struct vfs *vfs, uint64_t offset, uint64_t n)
+{
+    struct afw_ctl *ctl = vfs->vm->ctl;
+    uint64_t limit = ctl ? ctl->rlimit[2 * RLIMIT_FSIZE] : UINT64_MAX;
+    if (limit == UINT64_MAX || n <= (offset < limit ? limit - offset : 0))
+        return (int64_t)n;
+    if (offset < limit)
+        return (int64_t)(limit - offset);
+    ctl->sigpending |= 1ull << (SIGXFSZ - 1);
+    return -EFBIG;
+}
+
+/* The same of a size that a file of `now` bytes is to have */
+static int size_may_be(struct vfs *vfs, uint64_t now, uint64_t size)
+{
+    return size > now && size_limit(vfs, size - 1, 1) < 0 ? -EFBIG : 0;
+}
+
 static int64_t host_write(const struct handle *h, const struct iovec *iov, uint64_t offset)
 {
     int append = offset == UINT64_MAX;
@@ -79,6 +100,23 @@ static int hole_before(const struct handle *h, uint64_t offset, uint64_t *gap)
     return 0;
 }
 
+/* n bytes of ours into a host file, as far as the rules let them; offset ~0: where it ends */
+int64_t host_put(struct vfs *vfs, struct handle *h, void *data, uint64_t n, uint64_t offset)
+{
+    struct iovec iov = {data, n};
+    uint64_t gap = 0, granted;
+    int r;
+    if (!vfs->vm->rules)
+        return host_write(h, &iov, offset);
+    if (offset != UINT64_MAX && (r = hole_before(h, offset, &gap)) < 0)
+        return r;
+    granted = rules_take_bytes(vfs->vm->rules, gap + n);
+    iov.iov_len = granted > gap ? granted - gap : 0;
+    int64_t done = iov.iov_len ? host_write(h, &iov, offset) : -EDQUOT;
+    rules_give_back(vfs->vm->rules, granted - (done > 0 ? gap + (uint64_t)done : 0));
+    return done;
+}
+
 static int64_t write_at(struct vfs *vfs, const uint64_t a[6])
 {
     struct handle *h;
@@ -90,26 +128,22 @@ static int64_t write_at(struct vfs *vfs, const uint64_t a[6])
         return -EINVAL;
     if (!len)
         return 0;
-    if (h->kind == BACK_TMP) {
-        struct stat st;
-        tmpfs_stat(h->tmp, &st);
-        return tmpfs_write(vfs, h->tmp, a[1], len, append ? (uint64_t)st.st_size : offset);
+    struct stat st;
+    int limited = vfs->vm->ctl && vfs->vm->ctl->rlimit[2 * RLIMIT_FSIZE] != UINT64_MAX;
+    if ((append && (h->kind == BACK_TMP || limited)) && (r = handle_stat(vfs, h, &st)) < 0)
+        return r;
+    if (limited) {
+        int64_t may = size_limit(vfs, append ? (uint64_t)st.st_size : offset, len);
+        if (may < 0)
+            return may;
+        len = (uint64_t)may;
     }
+    if (h->kind == BACK_TMP)
+        return tmpfs_write(vfs, h->tmp, a[1], len, append ? (uint64_t)st.st_size : offset);
     if (h->kind != BACK_HOST)
         return -EBADF;
-    struct iovec iov = {guest_range(vfs->vm, a[1], len), len};
-    if (!iov.iov_base)
-        return -EFAULT;
-    if (!vfs->vm->rules)
-        return host_write(h, &iov, offset);
-    uint64_t gap = 0, granted;
-    if (!append && (r = hole_before(h, offset, &gap)) < 0)
-        return r;
-    granted = rules_take_bytes(vfs->vm->rules, gap + len);
-    iov.iov_len = granted > gap ? granted - gap : 0;
-    int64_t n = iov.iov_len ? host_write(h, &iov, offset) : -EDQUOT;
-    rules_give_back(vfs->vm->rules, granted - (n > 0 ? gap + (uint64_t)n : 0));
-    return n;
+    void *data = guest_range(vfs->vm, a[1], len);
+    return data ? host_put(vfs, h, data, len, offset) : -EFAULT;
 }
 
 static int64_t op_pwrite(struct vfs *vfs, const uint64_t a[6])
@@ -173,6 +207,12 @@ static int64_t op_truncate(struct vfs *vfs, const uint64_t a[6])
         return handle_get(vfs, a[0]) && !(handle_get(vfs, a[0])->access & HANDLE_PATH) ? -EINVAL : -EBADF;
     if (!(h->access & HANDLE_WRITE) || (int64_t)a[1] < 0)
         return -EINVAL;
+    struct stat st;
+    int r = handle_stat(vfs, h, &st);
+    if (!r)
+        r = size_may_be(vfs, (uint64_t)st.st_size, a[1]);
+    if (r < 0)
+        return r;
     if (h->kind == BACK_TMP)
         return tmpfs_truncate(vfs->tmpfs, h->tmp, a[1]);
     if (h->kind != BACK_HOST)
@@ -257,6 +297,11 @@ static int64_t op_fallocate(struct vfs *vfs, const uint64_t a[6])
         return -EINVAL;
     if (a[1] & ~(uint64_t)FALLOC_KNOWN)
         return -EOPNOTSUPP;
+    struct stat st;
+    if ((r = handle_stat(vfs, h, &st)) < 0)
+        return r;
+    if (!(a[1] & FALLOC_FL_KEEP_SIZE) && a[3] <= INT64_MAX - a[2] && (r = size_may_be(vfs, (uint64_t)st.st_size, a[2] + a[3])) < 0)
+        return r;
     if (h->kind == BACK_TMP)
         return tmpfs_fallocate(vfs->tmpfs, h->tmp, (int)a[1], a[2], a[3]);
     if (h->kind != BACK_HOST)
@@ -331,6 +376,10 @@ static int64_t perform(struct vfs *vfs, const struct afw_sqe *sqe)
         return op_mapfile(vfs, a);
     case AFW_OP_LOCK:
         return op_lock(vfs, a);
+    case AFW_OP_SEEK:
+        return op_seek(vfs, a);
+    case AFW_OP_COPY:
+        return op_copy(vfs, a);
     default:
         return path_op(vfs, sqe);
     }

@@ -223,8 +223,10 @@ static int link_places(struct vfs *vfs, const struct place *from, const struct p
     int r = change_in(vfs, to, &d2, &n2);
     if (r < 0)
         return r;
+    /* memfd_create()'s files are on no mount that has names */
+    int nowhere = from->kind == BACK_TMP && !strncmp(from->path, "/memfd:", 7);
     /* Only within one mount: through a link a file of a read-only one could be written, and one that a rule protects */
-    if (from->node || from->rule || from->kind != d2.kind || (d2.kind == BACK_HOST && from->back != d2.back))
+    if (nowhere || from->node || from->rule || from->kind != d2.kind || (d2.kind == BACK_HOST && from->back != d2.back))
         r = -EXDEV;
     else if (d2.kind == BACK_TMP)
         r = tmpfs_link(vfs->tmpfs, from->tmp, d2.tmp, n2);
@@ -243,11 +245,19 @@ static int link_places(struct vfs *vfs, const struct place *from, const struct p
 static int64_t op_link(struct vfs *vfs, const uint64_t a[6])
 {
     struct place from, to;
-    if (a[5] & ~(uint64_t)AT_SYMLINK_FOLLOW)
+    int r;
+    if (a[5] & ~(uint64_t)(AT_SYMLINK_FOLLOW | AT_EMPTY_PATH))
         return -EINVAL;
-    int r = walk_op(vfs, a[0], a[1], a[4] & 0xffffffff, a[5] & AT_SYMLINK_FOLLOW ? WALK_FOLLOW : 0, &from);
-    if (r < 0)
-        return r;
+    if (!a[1] && a[5] & AT_EMPTY_PATH && (uint32_t)a[4] != AFW_CWD) {
+        struct handle *h = handle_get(vfs, a[4] & 0xffffffff);
+        r = h ? place_of_handle(vfs, h, &from) : -EBADF;
+    } else {
+        r = walk_op(vfs, a[0], a[1], a[4] & 0xffffffff, a[5] & AT_SYMLINK_FOLLOW ? WALK_FOLLOW | WALK_FD : 0, &from);
+        if (!r && from.link_fd >= 0)
+            r = place_of_fd(vfs, &from);
+    }
+    if (r)
+        return r < 0 ? r : -EXDEV;
     r = walk_op(vfs, a[2], a[3], a[4] >> 32, WALK_CREATE | WALK_NAME, &to);
     if (!r) {
         r = link_places(vfs, &from, &to);

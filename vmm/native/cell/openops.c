@@ -46,8 +46,8 @@ static int open_type(const struct place *p, int flags)
         return acc != O_RDONLY || (flags & (O_CREAT | O_TRUNC)) ? -EISDIR : 0;
     if (flags & O_DIRECTORY)
         return -ENOTDIR;
-    if (S_ISREG(p->st.st_mode))
-        return 0;
+    if (S_ISREG(p->st.st_mode))      /* (or a bound socket's name: op_mknod()) */
+        return p->kind == BACK_HOST && p->st.st_mode & S_ISVTX && !p->st.st_size ? -ENXIO : 0;
     /* The shim serves /dev/null and its like; a mount's FIFOs, sockets and devices are nobody's business */
     return S_ISSOCK(p->st.st_mode) || p->kind == BACK_SYNTH ? -ENXIO : -EACCES;
 }
@@ -82,7 +82,7 @@ static int64_t open_tmpfile(struct vfs *vfs, struct place *p, int flags, uint32_
         return place_writable(p) < 0 ? -EROFS : -EOPNOTSUPP;
     if (p->kind != BACK_TMP)
         return -EROFS;
-    int r = tmpfs_anonymous(vfs->tmpfs, p->tmp, S_IFREG | (mode & 07777), &p->tmp);
+    int r = tmpfs_anonymous(vfs->tmpfs, p->tmp, S_IFREG | (mode & 07777), !(flags & O_EXCL), &p->tmp);
     if (r < 0)
         return r;
     p->node = 0;

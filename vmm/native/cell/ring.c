@@ -163,7 +163,7 @@ static int64_t perform(struct machine *m, const struct afw_sqe *e, bool *later)
 {
     int64_t r;
     *later = false;
-    if ((e->op >= AFW_OP_OPEN && e->op <= AFW_OP_LOCK) || e->op == AFW_OP_MAPFILE)
+    if ((e->op >= AFW_OP_OPEN && e->op <= AFW_OP_COPY) || e->op == AFW_OP_MAPFILE)
         return file_op(&m->vm, e);
     if (e->op == AFW_OP_COMMIT || e->op == AFW_OP_ZERO || e->op == AFW_OP_PROTECT)
         return memory_op(&m->vm, e);

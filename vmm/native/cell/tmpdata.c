@@ -48,6 +48,31 @@ void tmpdata_free(struct tmpfs *fs, struct tnode *n)
     n->fd = -1;
 }
 
+static int zeros(const uint8_t *p, size_t n)
+{
+    return !*p && !memcmp(p, p + 1, n - 1);
+}
+
+#define STEP 65536
+/* All of it, zeros left out: the file has holes there */
+static int put(int fd, const uint8_t *p, uint64_t n, uint64_t at)
+{
+    for (uint64_t done = 0; done < n;) {
+        uint64_t piece = n - done < 4096 ? n - done : 4096;
+        if (zeros(p + done, piece)) {
+            done += piece;
+            continue;
+        }
+        while (done + piece < n && piece < STEP && !zeros(p + done + piece, n - done - piece < 4096 ? n - done - piece : 4096))
+            piece += n - done - piece < 4096 ? n - done - piece : 4096;
+        ssize_t put = pwrite(fd, p + done, piece, (off_t)(at + done));
+        if (put <= 0)
+            return put < 0 ? -errno : -EIO;
+        done += (uint64_t)put;
+    }
+    return 0;
+}
+
 static int to_memfd(struct tmpfs *fs, struct tnode *n)
 {
     int r = vfs_fd_take(fs->vfs);
@@ -56,7 +81,7 @@ static int to_memfd(struct tmpfs *fs, struct tnode *n)
     int fd = memfd_create("tmp", MFD_CLOEXEC);
     if (fd < 0)
         r = -errno;
-    else if (n->size && (ftruncate(fd, (off_t)n->size) < 0 || pwrite(fd, n->heap, n->size, 0) != (ssize_t)n->size))
+    else if (n->size && (ftruncate(fd, (off_t)n->size) < 0 || put(fd, n->heap, n->size, 0)))
         r = -ENOMEM;
     if (r < 0) {
         if (fd >= 0)
@@ -188,6 +213,56 @@ int64_t tmpfs_write(struct vfs *vfs, struct tnode *n, uint64_t gva, uint64_t len
     return done;
 }
 
+int64_t tmpfs_get(struct tnode *n, void *out, uint64_t len, uint64_t offset)
+{
+    if (offset >= n->size)
+        return 0;
+    if (len > n->size - offset)
+        len = n->size - offset;
+    clock_gettime(CLOCK_REALTIME, &n->atime);
+    if (n->fd < 0)
+        memcpy(out, n->heap + offset, len);
+    ssize_t got = n->fd < 0 ? (ssize_t)len : pread(n->fd, out, len, (off_t)offset);
+    return got < 0 ? -errno : got;
+}
+
+int64_t tmpfs_put(struct tmpfs *fs, struct tnode *n, const void *data, uint64_t len, uint64_t offset)
+{
+    uint64_t max = size_max(fs, n);
+    if (offset >= max)
+        return offset >= INT64_MAX - VFS_IO_MAX ? -EFBIG : -ENOSPC;
+    if (len > max - offset)
+        len = max - offset;
+    int r = storage(fs, n, offset + len);
+    if (r < 0)
+        return r;
+    if (n->fd < 0)
+        memcpy(n->heap + offset, data, len);
+    ssize_t done = n->fd < 0 ? (ssize_t)len : pwrite(n->fd, data, len, (off_t)offset);
+    if (done < 0)
+        return -errno;
+    if (offset + (uint64_t)done > n->size)
+        settle(fs, n, offset + (uint64_t)done);
+    touch(n);
+    return done;
+}
+
+/* In the heap a page of zeros is a hole: there is no telling whether somebody wrote them. */
+int64_t tmpfs_seek(struct tnode *n, int64_t offset, int whence)
+{
+    if (n->fd >= 0) {
+        off_t at = lseek(n->fd, offset, whence);
+        return at < 0 ? -errno : at;
+    }
+    for (uint64_t at = (uint64_t)offset, next; at < n->size; at = next) {
+        uint64_t page = at & ~(uint64_t)4095;
+        next = page + 4096 < n->size ? page + 4096 : n->size;
+        if (zeros(n->heap + page, next - page) == (whence == SEEK_HOLE))
+            return (int64_t)at;
+    }
+    return whence == SEEK_HOLE ? (int64_t)n->size : -ENXIO;
+}
+
 int tmpfs_truncate(struct tmpfs *fs, struct tnode *n, uint64_t size)
 {
     if (size > size_max(fs, n))
@@ -248,32 +323,6 @@ int tmpfs_host_fd(struct tmpfs *fs, struct tnode *n)
 }
 
 /* ---- to a file and back: savefs.c ---- */
-
-#define STEP 65536
-
-static int zeros(const uint8_t *p, size_t n)
-{
-    return !*p && !memcmp(p, p + 1, n - 1);
-}
-
-/* All of it, zeros left out: the file has holes there */
-static int put(int fd, const uint8_t *p, uint64_t n, uint64_t at)
-{
-    for (uint64_t done = 0; done < n;) {
-        uint64_t piece = n - done < 4096 ? n - done : 4096;
-        if (zeros(p + done, piece)) {
-            done += piece;
-            continue;
-        }
-        while (done + piece < n && piece < STEP && !zeros(p + done + piece, n - done - piece < 4096 ? n - done - piece : 4096))
-            piece += n - done - piece < 4096 ? n - done - piece : 4096;
-        ssize_t put = pwrite(fd, p + done, piece, (off_t)(at + done));
-        if (put <= 0)
-            return put < 0 ? -errno : -EIO;
-        done += (uint64_t)put;
-    }
-    return 0;
-}
 
 static int get(int fd, uint8_t *p, uint64_t n, uint64_t at)
 {

@@ -288,13 +288,15 @@ int tmpfs_create(struct tmpfs *fs, struct tnode *dir, const char *name, uint32_t
     return 0;
 }
 
-int tmpfs_anonymous(struct tmpfs *fs, struct tnode *dir, uint32_t mode, struct tnode **out)
+int tmpfs_anonymous(struct tmpfs *fs, struct tnode *dir, uint32_t mode, int linkable, struct tnode **out)
 {
     int r = dir_may(dir);
     if (!r)
         r = node_charged(fs, mode, 0, out);
-    if (!r)
+    if (!r) {
         (*out)->nlink = 0;           /* the caller's reference keeps it */
+        (*out)->unnamed = (uint8_t)linkable;
+    }
     return r;
 }
 
@@ -364,15 +366,16 @@ int tmpfs_link(struct tmpfs *fs, struct tnode *n, struct tnode *dir, const char 
     int r = dir_may(dir);
     if (r < 0)
         return r;
-    if (!n->nlink)
+    if (!n->nlink && !n->unnamed)
         return -ENOENT;
-    if (fs->inodes_used >= fs->inodes)               /* a link costs an inode, as on Linux: names take memory */
+    if (n->nlink && fs->inodes_used >= fs->inodes)   /* a link costs an inode, as on Linux: names take memory */
         return -ENOSPC;
     r = entry_add(fs, dir, name, n);
     if (r < 0)
         return r;
-    fs->inodes_used++;
+    fs->inodes_used += n->nlink > 0;
     n->nlink++;
+    n->unnamed = 0;
     now(&n->ctime);
     return 0;
 }

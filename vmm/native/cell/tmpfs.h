@@ -24,6 +24,7 @@ struct tnode {
     uint32_t refs;                   /* handles, and 1 for a root */
     uint32_t number;                 /* while it is saved (savefs.c) */
     int fd;                          /* memfd, or -1 */
+    uint8_t unnamed;                 /* by O_TMPFILE, and without O_EXCL: it may get a name (open(2)) */
     uint64_t ino, size;
     uint8_t *heap;
     uint64_t heap_size;              /* allocated; zero from size on */

@@ -8,6 +8,7 @@
  *   readdir.c  listings, merged from the name tree and what lies behind it
  *   fds.c      the guest's descriptors; procfd.c: /proc/self/fd
  *   locks.c    file locks
+ *   copyops.c  from file to file
  *   openops.c  ring operations that open a path; pathops.c: that look at it; nameops.c: that make, remove, move and link names
  *   fileops.c  on handles, and the dispatch
  *
@@ -204,7 +205,7 @@ void tmpfs_stat(const struct tnode *n, struct stat *st);
 const char *tmpfs_target(const struct tnode *n);
 int tmpfs_may(const struct tnode *n, int mask);      /* R_OK, W_OK, X_OK by the owner's bits: 0 or -EACCES */
 int tmpfs_create(struct tmpfs *fs, struct tnode *dir, const char *name, uint32_t mode, const char *target, struct tnode **out);
-int tmpfs_anonymous(struct tmpfs *fs, struct tnode *dir, uint32_t mode, struct tnode **out);    /* O_TMPFILE */
+int tmpfs_anonymous(struct tmpfs *fs, struct tnode *dir, uint32_t mode, int linkable, struct tnode **out);    /* O_TMPFILE */
 int tmpfs_unlink(struct tmpfs *fs, struct tnode *dir, const char *name, int rmdir);
 int tmpfs_link(struct tmpfs *fs, struct tnode *node, struct tnode *dir, const char *name);
 int tmpfs_rename(struct tmpfs *fs, struct tnode *from, const char *name, struct tnode *to, const char *new_name, unsigned flags);
@@ -221,6 +222,9 @@ const char *tmpfs_entry(const struct tentry *e, uint64_t *cookie, const struct t
 void tmpfs_statfs(const struct tmpfs *fs, struct statfs *out);
 int64_t tmpfs_read(struct vfs *vfs, struct tnode *n, uint64_t gva, uint64_t len, uint64_t offset);
 int64_t tmpfs_write(struct vfs *vfs, struct tnode *n, uint64_t gva, uint64_t len, uint64_t offset);
+int64_t tmpfs_get(struct tnode *n, void *out, uint64_t len, uint64_t offset);         /* the same with memory of ours */
+int64_t tmpfs_put(struct tmpfs *fs, struct tnode *n, const void *data, uint64_t len, uint64_t offset);
+int64_t tmpfs_seek(struct tnode *n, int64_t offset, int whence);             /* SEEK_DATA, SEEK_HOLE; offset lies in the file */
 int tmpfs_truncate(struct tmpfs *fs, struct tnode *n, uint64_t size);
 int tmpfs_fallocate(struct tmpfs *fs, struct tnode *n, int mode, uint64_t offset, uint64_t len);
 int tmpfs_host_fd(struct tmpfs *fs, struct tnode *n);                       /* for mmap: its memfd, or -errno; not to be closed */
@@ -247,6 +251,12 @@ int lock_whole(struct vfs *vfs, uint32_t number, struct handle *h, int op);     
 void locks_closed(struct vfs *vfs, uint32_t number, struct handle *h, int last);  /* a descriptor of h is closed; `last`: there is no other */
 void locks_handle_gone(struct vfs *vfs, struct handle *h);
 void locks_free(struct vfs *vfs);
+
+/* ---- copyops.c, and what it wants of fileops.c ---- */
+int64_t op_seek(struct vfs *vfs, const uint64_t a[6]);
+int64_t op_copy(struct vfs *vfs, const uint64_t a[6]);
+int64_t size_limit(struct vfs *vfs, uint64_t offset, uint64_t n);
+int64_t host_put(struct vfs *vfs, struct handle *h, void *data, uint64_t n, uint64_t offset);
 
 /* ---- readdir.c ---- */
 int64_t handle_readdir(struct vfs *vfs, struct handle *h, uint64_t gva, uint64_t len, uint64_t cookie);

@@ -78,7 +78,7 @@ void vfs_free(struct vfs *vfs);      /* closes every handle, drops the private /
 int vfs_configure(uint32_t record_type, const uint8_t *payload, uint32_t size);   /* MOUNT, FILE, SYMLINK, TMP, ALIAS; for /proc also PROGRAM, ARG, ENV, MEMORY. Others: 0. Before the jail */
 int vfs_landlock_paths(void (*allow)(int fd, int writable, void *arg), void *arg);   /* each mount, for jail.c */
 int vfs_open_handles(struct vfs *vfs);                               /* number; READY refuses if not 0 */
-/* AFW_OP_OPEN .. AFW_OP_LOCK and AFW_OP_MAPFILE; result for the CQE */
+/* AFW_OP_OPEN .. AFW_OP_COPY and AFW_OP_MAPFILE; result for the CQE */
 int64_t file_op(struct vm *vm, const struct afw_sqe *sqe);
 /* A piece of a private file is mapped, is mapped no more: what is mapped takes memory, named or not */
 void vfs_mapped(struct vfs *vfs, struct tnode *file);
