@@ -492,3 +492,21 @@ def test_some_have_run_ahead_and_get_jobs_first_and_others_take_their_place() ->
     pool.submit("a", TEMPLATES[0], "cell", 1, [])
     assert pool.jobs[-1].vm in waked
     pool.teardown()
+
+
+def test_in_the_place_of_one_that_ran_ahead_and_dies_idle_another_is_waked() -> None:
+    pool = ready(26)
+    pool.aimed.target = 20
+    pool.stock.soon(pool.aimed)
+    for _ in range(20):
+        pool.step(0.0)
+        pool.get_warm(99)
+    ((native, group),) = pool.cells
+    first, second = [vm for vm in group.idle() if vm.soon]
+    group.target -= 1  # no other is made
+    native.exit(first.number, "killed")
+    assert [vm for vm in group.idle() if vm.soon] == [second]
+    pool.step(SOON_AFTER * 2)
+    (waked,) = [vm for vm in group.idle() if vm.soon and vm is not second]
+    assert native.later[waked.number] and native.stream(waked.number, 3).ahead == 1
+    pool.teardown()

@@ -151,6 +151,7 @@ class Vm:
         old, self.state = self.state, state
         if self.soon and old in ("warming", "idle") and state not in ("warming", "idle"):
             self.cell.ready -= 1
+            self.cell.wake_later()  # whether a job has it or it has died
         for count in (self.cell.count, *self.cell.above, self.lane.count):
             count[old] -= 1
             count[state] += 1
@@ -336,6 +337,8 @@ class PoolCell:
 
     def _warm(self, vm: Vm) -> None:
         vm.become("idle")
+        if not vm.soon:
+            self.wake_later()  # there may have been none to be waked before
         self.events.vm_warm(vm)
 
     def tick(self) -> None:
@@ -362,8 +365,9 @@ class PoolCell:
             vm.wake()
             vm.stream(3).write(AHEAD)
 
-    def _wake_later(self) -> None:
-        if not self._waking and self.ready < self.soon_part:
+    def wake_later(self) -> None:
+        """Another one is to be among the next, unless there are enough."""
+        if not self.closed and not self._waking and self.ready < self.soon_part:
             self._waking = True
             self._loop.call_later(SOON_AFTER, self._wake)
 
@@ -371,7 +375,6 @@ class PoolCell:
         """An idle VM gets a job."""
         vm.become("running")
         if not self.late:
-            self._wake_later()
             with contextlib.suppress(CellError):
                 vm.warm_cpu = self.native.cpu_ns(vm.number)
         vm.user = user
