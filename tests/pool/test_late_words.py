@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import marshal
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from agentfw.agents import Agent
-from agentfw.pool import forks
+from agentfw.pool import forks, runs
 from agentfw.pool.groups import GroupKey
 from agentfw.pool.jobs import Job, JobResult, Limits, PoolError
 from agentfw.pool.runs import Run, Surroundings
@@ -232,3 +234,26 @@ def test_who_has_the_first_output_of_a_job_finds_it_running() -> None:
         await pool.stock.close()
 
     asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_what_takes_output_is_cancelled_before_it_begins(recwarn: pytest.WarningsRecorder) -> None:
+    """A job that ends in the turn of the loop in which its output came: nothing is left that is never awaited."""
+    begun: list[bytes] = []
+
+    async def taking(data: bytes) -> None:
+        begun.append(data)
+
+    async def body() -> None:
+        stream = Stream()
+        run = SimpleNamespace(answered=True, take=lambda number, data: taking(data), output_ended=lambda error: None)
+        output = runs._Output(cast(Any, run), cast(Any, stream), 1)
+        stream.write_out(b"taken")
+        await asyncio.sleep(0.01)
+        assert begun == [b"taken"]
+        stream.write_out(b"never")
+        output.cancel()
+        await asyncio.sleep(0.01)
+
+    asyncio.run(body())
+    gc.collect()
+    assert begun == [b"taken"] and not [str(each.message) for each in recwarn]

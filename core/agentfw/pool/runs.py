@@ -395,7 +395,7 @@ class _Output:
         self._run = run
         self._flow = flow
         self._number: Literal[1, 2] = number
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Future[None] | None = None
         flow.listen(self.more)
 
     def more(self) -> None:
@@ -415,7 +415,9 @@ class _Output:
             if not data:
                 self._end(None)
             elif waiting is not None:
-                self._task = asyncio.get_running_loop().create_task(self._wait(waiting))
+                # A task of its own, not one that awaits it: that, cancelled before it began, would leave it never awaited.
+                self._task = asyncio.ensure_future(waiting)
+                self._task.add_done_callback(self._taken)
             elif not self._flow.gone:  # of what it writes from here on we are told
                 self._resting = True
                 asyncio.get_running_loop().call_soon(self._rested)
@@ -427,10 +429,9 @@ class _Output:
             self._more = False
             self.more()
 
-    async def _wait(self, waiting: Awaitable[None]) -> None:
-        try:
-            await waiting
-        except BaseException as error:
+    def _taken(self, task: asyncio.Future[None]) -> None:
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None:
             self._end(error)
             return
         self._task = None
