@@ -224,10 +224,16 @@ def test_over_tcp_and_reloaded(run: Run, start: Start, tmp_path: Path) -> None:
     (tmp_path / "agentfw.toml").write_text('[policy]\nalow = ["b.example"]\n')
     done = run("pool", "reload")
     assert done.returncode == 125 and "agentfw.toml:2: policy.alow: unknown key" in done.stderr
+    allows = '[policy]\nallow = ["c.example"]\n'
+    (tmp_path / "agentfw.toml").write_text(f'{allows}[pool.templates.bad]\npreload = ["no_such_module"]\n')
+    done = run("pool", "reload")
+    assert done.returncode == 125
+    assert done.stderr.startswith("error: template `bad`: cannot preload `no_such_module`: ModuleNotFoundError"), done.stderr
+    assert run("submit", "--wait", "-c", "print(6)", **remote).stdout == "6\n"
     (tmp_path / "agentfw.toml").write_text('[policy]\nallow = ["c.example"]\n')
     pool.send_signal(signal.SIGHUP)
     while not (text := line(pool, "stderr")).startswith("reloaded"):
         assert text
-    assert text == "reloaded: policy changed\n"
+    assert text == "reloaded: policy changed\n", "none of what was refused is in force"
     done = run("pool", "stop", **remote)
     assert done.returncode == 0 and pool.wait(20) == 0

@@ -164,6 +164,8 @@ class Engine:
     def counts(self) -> EngineCounts:
         return EngineCounts(len(self.tasks), self.idle, 1, self.counters["runs"])
 
+    async def check(self, pool: PoolConfig, run: RunConfig) -> None: ...
+
     def reload(self, pool: PoolConfig, run: RunConfig) -> None:
         if os.environ.get("FAKE_ENGINE") == "stubborn" and self.counters["runs"]:
             raise ConfigError("idle", "no")

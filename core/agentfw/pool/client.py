@@ -42,6 +42,8 @@ Answer = TypeVar("Answer")
 
 TIMEOUT = 60.0
 """Seconds that an answer may take (beyond what it was asked to wait), and a connection a sixth of it."""
+RELOAD_WAIT = 600.0
+"""Seconds that a reload may take beyond that: templates are made."""
 SLICE = min(60.0, LONGEST_WAIT)
 """Seconds of one request of a wait that has no end."""
 MAX_ANSWER = 256 << 20
@@ -182,7 +184,7 @@ class HttpBackend:
         return await self._call("POST", "/v1/pool/drain", Drained, query=[("seconds", f"{seconds:g}")], extra=seconds)
 
     async def reload(self) -> list[str]:
-        return (await self._call("POST", "/v1/pool/reload", Reloaded)).changed
+        return (await self._call("POST", "/v1/pool/reload", Reloaded, extra=RELOAD_WAIT)).changed
 
     async def stop(self, seconds: float | None = None) -> None:
         """Tell the pool to end; its jobs have so long (None: its default). Returns before it has."""

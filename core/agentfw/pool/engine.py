@@ -337,6 +337,10 @@ class Engine:
         """Give up to so many idle VMs back to the host; -> how many it were. For a while only jobs get new ones."""
         return self._stock.trim(vms)
 
+    async def check(self, pool: PoolConfig, run: RunConfig) -> None:
+        """PoolError "bad_config" if it could not go on with another configuration. Makes the snapshots that it would want."""
+        await self._templates.check(pool, run)
+
     def reload(self, pool: PoolConfig, run: RunConfig) -> None:
         """Go on with another configuration: it counts for the next VMs and jobs. Running jobs are left alone."""
         self._pool = pool

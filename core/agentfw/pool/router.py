@@ -70,6 +70,8 @@ FEED = 128 << 10
 LOOK_SECONDS = 2.0
 """For workers to say what they count."""
 RELOAD_SECONDS = 60.0
+CHECK_SECONDS = 600.0
+"""Snapshots of templates that changed are made meanwhile."""
 
 log = logging.getLogger("agentfw.pool")
 
@@ -414,7 +416,7 @@ class Router:
             await templates.check(pool, config.run, (self.pool, self.config.run))
             configuration = Configuration.of(config)
             ready = [worker for worker in self.workers if worker.state == "ready"]
-            await asyncio.gather(*(worker.link().ask(Check(configuration), Changed, RELOAD_SECONDS) for worker in ready))
+            await asyncio.gather(*(worker.link().ask(Check(configuration), Changed, CHECK_SECONDS) for worker in ready))
             tables = [name for name in ("run", "pool") if config.tables.get(name) != self.config.tables.get(name)]
             try:
                 tables += (await runtime.reload(config)).tables

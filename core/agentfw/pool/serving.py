@@ -182,7 +182,7 @@ class Serving:
         if isinstance(message, Deal):
             return Spent(self._engine.deal(message.parts))
         if isinstance(message, Check):
-            return Changed(self._check(message.configuration.config()))
+            return Changed(await self._check(message.configuration.config()))
         if isinstance(message, Apply):
             return Changed(await self._apply(message))
         raise PoolError("internal", f"{type(message).__name__} is no question for a worker")
@@ -292,9 +292,11 @@ class Serving:
                 found.update({f"engine.{each}": number for each, number in value.items()})
         return dict(list(found.items())[:MAX_NUMBERS])
 
-    def _check(self, config: Config) -> list[str]:
+    async def _check(self, config: Config) -> list[str]:
         assert self._runtime is not None
-        return self._runtime.plugins.check(config)
+        tables = self._runtime.plugins.check(config)
+        await self._engine.check(engine_config(config), config.run)
+        return tables
 
     async def _apply(self, message: Apply) -> list[str]:
         assert self._runtime is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -74,6 +74,14 @@ class Templates:
         for name in changed:
             self._forget(name)
         return changed
+
+    async def check(self, pool: PoolConfig, run: RunConfig) -> None:
+        """PoolError "bad_config" if a template that another configuration changes cannot be made. Its snapshot is there then."""
+
+        async def make(template: Template) -> None:
+            await self._store.get(template, self.progress)
+
+        await check(pool, run, (self._pool, self._run), make)
 
     def _forget(self, name: str) -> None:
         self._made.pop(name, None)
@@ -176,13 +184,20 @@ def template_of(config: TemplateConfig, run: RunConfig) -> tuple[Template, dict[
     return template, {**default_environment(), **variables}
 
 
-async def check(pool: PoolConfig, run: RunConfig, before: tuple[PoolConfig, RunConfig]) -> None:
-    """PoolError "bad_config" if a template could not be made that is another one than `before`."""
+async def check(
+    pool: PoolConfig,
+    run: RunConfig,
+    before: tuple[PoolConfig, RunConfig],
+    make: Callable[[Template], Awaitable[object]] | None = None,
+) -> None:
+    """PoolError "bad_config" if a template could not be made that is another one than `before`; `make` makes its snapshot."""
     for name in sorted({DEFAULT_TEMPLATE, *pool.templates}):
         config = pool.template(name)
         if config is not None and (run != before[1] or config != before[0].template(name)):
             try:
-                await asyncio.to_thread(template_of, config, run)
+                template, _ = await asyncio.to_thread(template_of, config, run)
+                if make is not None:
+                    await make(template)
             except AgentfwError as error:
                 raise PoolError("bad_config", f"template `{name}`: {error}", getattr(error, "hint", "")) from None
 
