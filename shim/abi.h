@@ -241,7 +241,7 @@ enum afw_op {
     AFW_OP_FSTAT = 6,                /* handle a0  out a1 */
     AFW_OP_READDIR = 7,              /* handle a0  buf a1  len a2  cookie a3 (0 = start, else d_off of the last entry) -> bytes of linux_dirent64 */
     AFW_OP_READLINK = 8,             /* path a0,a1  buf a2  len a3  base a4 -> bytes */
-    AFW_OP_ACCESS = 9,               /* path a0,a1  mode a2  flags a3  base a4 */
+    AFW_OP_ACCESS = 9,               /* path a0,a1  mode a2  flags a3  base a4; AFW_SOCKET_NUMBER alone: may one connect to the socket there? -> number */
     AFW_OP_MKDIR = 10,               /* path a0,a1  mode a2  base a4 */
     AFW_OP_UNLINK = 11,              /* path a0,a1  AT_REMOVEDIR a2  base a4 */
     AFW_OP_RENAME = 12,              /* from a0,a1  to a2,a3  bases a4 (low 32 from, high 32 to)  flags a5 */
@@ -258,7 +258,7 @@ enum afw_op {
     AFW_OP_FCHMOD = 23,              /* handle a0  mode a1 */
     AFW_OP_FALLOCATE = 24,           /* handle a0  mode a1  offset a2  len a3 */
     AFW_OP_CHOWN = 25,               /* path a0,a1 (a1 = 0: base itself)  uid a2  gid a3  base a4  AT_* flags a5 */
-    AFW_OP_MKNOD = 26,               /* path a0,a1  mode a2 (a file or a socket's name)  base a4 */
+    AFW_OP_MKNOD = 26,               /* path a0,a1  mode a2 (a file or a socket's name)  base a4; with AFW_SOCKET_NUMBER -> number, from 1 on, that the socket has wherever it is moved */
     AFW_OP_XATTR = 27,               /* path a0,a1 (a1 = 0: base itself)  0 set, 1 get, 2 list, 3 remove a2  AT_* flags a3  base a4: there are none */
     AFW_OP_STATX = 28,               /* path a0,a1  AT_* flags a2  out a3 (struct statx, 256 bytes)  base a4 */
     AFW_OP_LOCK = 29,                /* handle a0 (0: a file of the guest's own, open for a3)  struct flock a1  F_* a2  the description's place a4 (non-blocking always) */
@@ -285,6 +285,7 @@ enum afw_op {
      * Calls of fewer than six arguments come with the calling struct thread in a5; what opens files with where its struct stat goes in a4 */
     AFW_OP_CALL = 0x1000
 };
+#define AFW_SOCKET_NUMBER 0x10000    /* in modes */
 #define AFW_AGAIN 513                /* -AFW_AGAIN: not yet; ask again in a while */
 /* What a call that opens a file answers: O_* that the description keeps << 32 (O_TRUNC: something was changed), and below that a handle or */
 #define AFW_OPENED_DEVICE 0x10000    /* + minor number: one of the devices that the shim is itself */

@@ -41,19 +41,11 @@ void sock_source(struct sock *s, const struct addr *to, struct addr *out)
         addr_set(out, v4, addr_local(to) ? addr_ip(to, &n) : v4 ? own4 : (void *)own6);
 }
 
-/* Where a name's bytes lie in the C library's structures: the first byte, and how many. */
-static u32 layout(u32 domain, const struct addr *a, u32 *n)
-{
-    *n = domain == AF_UNIX ? a->len : domain == AF_INET ? 4 : 16;
-    return domain == AF_UNIX ? 2 : domain == AF_INET ? 4 : 8;
-}
-
 static u16 swap(u16 port) { return port << 8 | port >> 8; }
 
 void addr_get(u32 domain, u64 user, u64 len, struct addr *out)
 {
     const u8 *name;
-    u32 n;
     len = (u32)len;
     memset(out, 0, sizeof *out);
     if (len - 2 > NAME_MAX_LEN - 2) {
@@ -66,37 +58,38 @@ void addr_get(u32 domain, u64 user, u64 len, struct addr *out)
         fail(-EINVAL);
     if (*(u16 *)name != domain)
         fail(domain == AF_UNIX ? -EINVAL : -EAFNOSUPPORT);
-    out->len = len - 2;
-    if (name[2])                     /* a path ends at its NUL */
-        for (u32 i = 2; i < len; i++)
-            if (!name[i])
-                len = i, out->len = i - 2;
-    u32 at = layout(domain, out, &n);
-    if (domain == AF_UNIX) {
-        memcpy(out->b, name + at, n);
+    if (domain != AF_UNIX) {
+        out->port = swap(*(u16 *)(name + 2));
+        addr_set(out, domain == AF_INET, name + (domain == AF_INET ? 4 : 8));
         return;
     }
-    out->len = 0;
-    out->port = swap(*(u16 *)(name + 2));
-    addr_set(out, domain == AF_INET, name + at);
+    out->len = len - 2;
+    if (len > 2 && name[2])          /* a path ends at its NUL */
+        for (out->len = 0; out->len < len - 2 && name[2 + out->len]; out->len++)
+            ;
+    memcpy(out->b, name + 2, out->len);
 }
 
 s64 addr_put(u32 domain, const struct addr *a, u64 user, u64 user_len)
 {
-    u8 name[NAME_MAX_LEN + 1] = {0};
-    u32 n, at, len, room, *out_len;
+    struct { u16 family, port; u8 b[NAME_MAX_LEN]; } name;
+    u32 len, room, *out_len;
     if (!user)
         return 0;
     out_len = user_at(user_len, 4, 1);
     room = *out_len;
     if ((int)room < 0)
         return -EINVAL;
-    at = layout(domain, a, &n);
-    *(u16 *)name = domain;
-    if (domain != AF_UNIX)
-        *(u16 *)(name + 2) = swap(a->port);
-    memcpy(name + at, a->b + (domain == AF_INET ? 12 : 0), n);
-    len = domain == AF_INET ? 16 : domain == AF_INET6 ? 28 : at + n + (n && a->b[0]);
+    memset(&name, 0, sizeof name);
+    name.family = domain;
+    if (domain == AF_UNIX) {
+        memcpy(&name.port, a->b, a->len);
+        len = 2 + a->len + (a->len && a->b[0]);
+    } else {
+        name.port = swap(a->port);
+        len = domain == AF_INET ? 16 : 28;
+        memcpy(name.b + (len == 16 ? 0 : 4), a->b + (len == 16 ? 12 : 0), len == 16 ? 4 : 16);
+    }
     *out_len = len;
-    return copy_out(user, name, min32(room, len));
+    return copy_out(user, &name, min32(room, len));
 }

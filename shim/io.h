@@ -182,6 +182,7 @@ s64 job_open(u64 flags);             /* flow.c: /dev/agentfw */
 struct addr {
     u16 port;
     u16 len;                         /* AF_UNIX: bytes in b, a leading NUL for abstract names */
+    u32 file;                        /* AF_UNIX: the number of the file that stands for the name, once it is known; else 0 */
     union {
         u8 b[108];
         u64 ip[2];                   /* AF_INET, AF_INET6: as in memory, IPv4 as ::ffff:a.b.c.d */
@@ -220,7 +221,7 @@ struct sock {
 extern const struct ops sock_ops;
 void sock_close(struct file *f);
 struct sock *sock_find(struct sock *from, const struct addr *a);
-struct sock *sock_listener(struct sock *s, const struct addr *a);        /* the same; nobody there fails */
+struct sock *sock_listener(struct sock *s, struct addr *a);      /* the same; nobody there fails */
 void sock_source(struct sock *s, const struct addr *to, struct addr *out);   /* our address as `to` sees it */
 void sock_autobind(struct sock *s);
 void sock_progress(struct sock *s);  /* a connect over a flow may be done */

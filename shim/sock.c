@@ -32,12 +32,8 @@ static struct sock *sock_new(u32 domain, u32 type, u32 flags)
 /* The usual kinds are let through here; what Linux says of another, the host knows. */
 static void check_kind(u64 domain, u64 type, u64 protocol)
 {
-    u32 plain = type & ~(u64)(SOCK_NONBLOCK | SOCK_CLOEXEC), families = 1 << AF_INET | 1 << AF_INET6;
-    if (!protocol)
-        families |= 1 << AF_UNIX;
-    else if (protocol != (plain == SOCK_STREAM ? IPPROTO_TCP : IPPROTO_UDP))
-        families = 0;
-    if (domain < 16 && plain - 1 < SOCK_DGRAM && families >> domain & 1)
+    u32 plain = type & ~(u64)(SOCK_NONBLOCK | SOCK_CLOEXEC), usual = plain * (IPPROTO_UDP - IPPROTO_TCP) + 2 * IPPROTO_TCP - IPPROTO_UDP;
+    if (plain - 1 < SOCK_DGRAM && (!protocol || (protocol == usual && domain != AF_UNIX)) && (domain == AF_UNIX || (domain & ~8ul) == AF_INET))
         return;
     s64 r = ring_call(AFW_OP_SOCKET, domain, type, protocol, 0, AFW_SOCKET_KIND, 0);
     if (r)
@@ -76,44 +72,53 @@ PL(socketpair)
 }
 
 /* ---- names ---- */
-/* Does what is bound to `name` get what is sent to `to`? Unix names are equal or not. */
-static int covers(const struct addr *name, const struct addr *to, u32 domain)
+/* Is this option on, for both of them? */
+static int on(struct sock *s, struct sock *t, u64 key)
 {
-    if (domain != AF_UNIX)
-        return addr_any(name) ? addr_v4(name) == addr_v4(to) : name->ip[0] == to->ip[0] && name->ip[1] == to->ip[1];
-    return name->len == to->len && !memcmp(name->b, to->b, name->len);
+    struct opt *o = sock_opt(s, key), *p = sock_opt(t, key);
+    return o && p && o->data[0] && p->data[0];
+}
+
+/* How well s, named so, fits what is sent to `to`: 0 not at all, 1 as IPv6's "any" that takes IPv4 too, 2 as "any", 3 exactly. A file in which
+ * a unix socket lies is known by its number, wherever it is moved to. */
+static int covers(struct sock *s, const struct addr *name, const struct addr *to)
+{
+    if (s->domain == AF_UNIX)
+        return name->file == to->file && (to->file || (name->len == to->len && !memcmp(name->b, to->b, name->len)));
+    if (!addr_any(name))
+        return name->ip[0] == to->ip[0] && name->ip[1] == to->ip[1] ? 3 : 0;
+    if (addr_v4(name) == addr_v4(to))
+        return 2;
+    return !addr_v4(name) && !on(s, s, OPT(IPPROTO_IPV6, IPV6_V6ONLY));
 }
 
 static int alike(struct sock *o, struct sock *s, const struct addr *a)
 {
-    return o->type == s->type && (o->domain == AF_UNIX) == (s->domain == AF_UNIX) && o->local.port == a->port;
+    return o->type == s->type && !((o->domain ^ s->domain) & AF_UNIX) && o->local.port == a->port;      /* AF_UNIX alone is odd */
 }
 
-/* The socket of from's kind that gets what is sent to a. */
+/* The socket of from's kind that gets what is sent to a: of several that fit as well, the one fewer wait at, the newest first. */
 struct sock *sock_find(struct sock *from, const struct addr *a)
 {
-    struct sock *both = 0;
+    struct sock *best = 0;
+    int most = 0;
     for (struct sock *o = bound; o; o = o->next)
         if (alike(o, from, a) && (o->type == SOCK_DGRAM || o->state == S_LISTEN)) {
-            if (covers(&o->local, a, o->domain))
-                return o;
-            if (o->domain == AF_INET6 && addr_any(&o->local))
-                both = o;            /* takes IPv4 if nobody else does */
+            int fit = covers(o, &o->local, a) * 2 * QUEUE_MAX - o->queued;
+            if (fit > most) {
+                most = fit;
+                best = o;
+            }
         }
-    return both;
+    return best;
 }
 
-static int reusable(struct sock *s)
-{
-    struct opt *o = sock_opt(s, OPT(SOL_SOCKET, SO_REUSEADDR));
-    return o && o->data[0];
-}
-
+/* Has somebody else this name? Both may have it by SO_REUSEPORT, or by SO_REUSEADDR while neither listens: socket(7) */
 static int taken(struct sock *s, const struct addr *a)
 {
     for (struct sock *o = bound; o; o = o->next)
-        if (alike(o, s, a) && (covers(a, &o->local, s->domain) || covers(&o->local, a, s->domain)) &&
-            !(s->domain != AF_UNIX && o->state != S_LISTEN && reusable(s) && reusable(o)))
+        if (o != s && alike(o, s, a) && covers(s, a, &o->local) + covers(o, &o->local, a) &&
+            !(o->state != S_LISTEN && on(s, o, OPT(SOL_SOCKET, SO_REUSEADDR))) && !on(s, o, OPT(SOL_SOCKET, SO_REUSEPORT)))
             return 1;
     return 0;
 }
@@ -142,10 +147,11 @@ static void bind_to(struct sock *s, struct addr *a)
     else if (taken(s, a))
         fail(-EADDRINUSE);
     if (a->len && a->b[0]) {         /* a file stands for the name, as elsewhere */
-        s64 r = ring_call(AFW_OP_MKNOD, (u64)a->b, a->len, S_IFSOCK | (0777 & ~CTL->umask), 0, AFW_CWD, 0);
+        s64 r = ring_call(AFW_OP_MKNOD, (u64)a->b, a->len, AFW_SOCKET_NUMBER | S_IFSOCK | (0777 & ~CTL->umask), 0, AFW_CWD, 0);
         files_changed++;
         if (r < 0)
             fail(r == -EEXIST ? -EADDRINUSE : r);
+        a->file = r;
     }
     s->local = *a;
     s->bound = 1;
@@ -196,6 +202,8 @@ SK(listen)
     if (s->state > S_LISTEN || s->shut || (s->domain == AF_UNIX && !s->bound))
         return -EINVAL;
     sock_autobind(s);
+    if (taken(s, &s->local))
+        return -EADDRINUSE;
     s->state = S_LISTEN;
     s->backlog = min32(b, QUEUE_MAX);
     return 0;
@@ -219,18 +227,22 @@ SK(accept4)
 }
 SK(accept) { return sys_accept4(s, b, c, 0, 0, 0); }
 
-struct sock *sock_listener(struct sock *s, const struct addr *a)
+struct sock *sock_listener(struct sock *s, struct addr *a)
 {
-    struct sock *l = sock_find(s, a);
-    if (!l) {
-        s64 r = a->len && a->b[0] ? ring_call(AFW_OP_ACCESS, (u64)a->b, a->len, 0, 0, AFW_CWD, 0) : 0;
-        fail(r ? r : -ECONNREFUSED);
+    if (a->len && a->b[0]) {
+        s64 r = ring_call(AFW_OP_ACCESS, (u64)a->b, a->len, AFW_SOCKET_NUMBER, 0, AFW_CWD, 0);
+        if (r < 0)
+            fail(r);
+        a->file = r;
     }
+    struct sock *l = sock_find(s, a);
+    if (!l)
+        fail(-ECONNREFUSED);
     return l;
 }
 
 /* A stream to somebody who listens in this VM. */
-static void connect_here(struct sock *s, const struct addr *a)
+static void connect_here(struct sock *s, struct addr *a)
 {
     struct sock *l, **end;
     for (;;) {

@@ -58,7 +58,7 @@ static s64 dgram_recv(struct sock *s, struct io *io, u32 msg, struct addr *from,
 }
 
 /* The chan for a datagram to `to` (0: the peer); 0: it gets lost. *show: the address it carries. */
-static struct chan *receiver(struct sock *s, const struct addr *to, struct addr *show)
+static struct chan *receiver(struct sock *s, struct addr *to, struct addr *show)
 {
     if (s->s.tx)
         return s->s.tx;
@@ -89,7 +89,7 @@ static struct chan *receiver(struct sock *s, const struct addr *to, struct addr 
     return 0;
 }
 
-static s64 dgram_send(struct sock *s, struct io *io, u32 msg, const struct addr *to)
+static s64 dgram_send(struct sock *s, struct io *io, u32 msg, struct addr *to)
 {
     struct frame f = {.h.len = io->left};
     struct addr show = {0};
@@ -158,7 +158,7 @@ static s64 sock_recv(struct sock *s, struct io *io, u32 msg, struct addr *from, 
     return chan_read(&s->s.f, io, msg, 0);
 }
 
-static s64 sock_send(struct sock *s, struct io *io, u32 msg, const struct addr *to)
+static s64 sock_send(struct sock *s, struct io *io, u32 msg, struct addr *to)
 {
     if (s->type != SOCK_DGRAM && !connected(s, msg, SO_SNDTIMEO)) {
         if (s->domain == AF_UNIX)

@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 
+import name_cases  # type: ignore[import-not-found]
 from descriptor_kinds import ASKED, BAD, KINDS, STREAM, Place, buffer, call, file, pair  # type: ignore[import-not-found]
 
 INET = struct.pack("=HH4s8x", socket.AF_INET, socket.htons(9), socket.inet_aton("127.0.0.1"))
@@ -398,7 +399,7 @@ ALONE: dict[str, Callable[[], object]] = {
 
 
 def results() -> Iterator[tuple[str, object]]:
-    for name, run in ALONE.items():
+    for name, run in (ALONE | name_cases.CASES).items():
         yield name, run()
     for kind, make in KINDS.items():
         for name, act in (CALLS | OPTION_CALLS if kind in WITH_OPTIONS else CALLS).items():

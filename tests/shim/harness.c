@@ -167,6 +167,13 @@ static int same(const char *a, const char *b)
     return *a == *b;
 }
 
+static int64_t socket_number(const char *path)
+{
+    struct stat st;
+    long r = SYS(SYS_stat, path, &st, 0);
+    return r < 0 ? r : (st.st_mode & 0170000) == 0140000 ? (int64_t)(1 + st.st_ino % 0x7fffffff) : -ECONNREFUSED;
+}
+
 /* What the cell's file system says of paths that the guest is itself; -1: of no other */
 static int64_t opened(const char *path, uint64_t kept, uint64_t st)
 {
@@ -222,7 +229,7 @@ static int64_t operation(const struct afw_sqe *e)
             path[i] = ((char *)a[0])[i];
         path[a[1] < 4095 ? a[1] : 4095] = 0;
         if (e->op == AFW_OP_ACCESS)
-            return SYS(SYS_access, path, a[2], 0);
+            return a[2] == AFW_SOCKET_NUMBER ? socket_number(path) : SYS(SYS_access, path, a[2], 0);
         if (e->op == AFW_OP_UNLINK)
             return SYS(SYS_unlink, path, 0, 0);
         uint64_t kept = a[2] & ~(uint64_t)(O_CREAT | O_EXCL | O_TRUNC);
@@ -239,7 +246,8 @@ static int64_t operation(const struct afw_sqe *e)
         for (uint64_t i = 0; i < a[1] && i < 4095; i++)
             path[i] = ((char *)a[0])[i];
         path[a[1] < 4095 ? a[1] : 4095] = 0;
-        return SYS(SYS_mknod, path, a[2], 0);
+        long r = SYS(SYS_mknod, path, a[2] & ~(uint64_t)AFW_SOCKET_NUMBER, 0);
+        return r || !(a[2] & AFW_SOCKET_NUMBER) ? r : socket_number(path);
     }
     case AFW_OP_LOCK:
         return a[0] ? SYS(SYS_fcntl, a[0], a[2], a[1]) : 0;

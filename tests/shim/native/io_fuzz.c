@@ -92,7 +92,8 @@ s64 ring_call(u32 op, u64 a, u64 b UNUSED, u64 c UNUSED, u64 d UNUSED, u64 e, u6
         WIN->flow[a].hstate = 1 + (u32)rand() % 3;
         return 0;
     case AFW_OP_MKNOD:
-        return 0;
+    case AFW_OP_ACCESS:
+        return 1 + ((u8 *)a)[0];     /* a socket's number */
     case AFW_OP_SOCKET:
         return e == AFW_SOCKET_KIND ? 0 : rand() % 5 ? 4 << rand() % 3 : -ENOPROTOOPT;
     case AFW_OP_PREAD:

@@ -61,6 +61,12 @@ static int64_t op_mkdir(struct vfs *vfs, const uint64_t a[6])
     return r;
 }
 
+int socket_number(const struct place *p, const struct stat *st)
+{
+    uint64_t h = p->kind == BACK_TMP ? st->st_ino : (st->st_dev * 0x9e3779b97f4a7c15) ^ st->st_ino ^ st->st_ino >> 29;
+    return (int)(h & 0x1fffffff) | (p->kind == BACK_TMP ? 0x20000000 : 0x40000000);
+}
+
 /* A file, or a socket's name. On the host that is an empty file with the sticky bit: stat() knows it by that. */
 static int64_t op_mknod(struct vfs *vfs, const uint64_t a[6])
 {
@@ -68,6 +74,7 @@ static int64_t op_mknod(struct vfs *vfs, const uint64_t a[6])
     const char *name;
     struct tnode *made;
     uint32_t mode = (uint32_t)a[2];
+    struct stat st = {0};
     if (!S_ISREG(mode) && !S_ISSOCK(mode))
         return -EPERM;
     int r = new_name(vfs, a, 0, &p, &dir, &name);
@@ -78,9 +85,15 @@ static int64_t op_mknod(struct vfs *vfs, const uint64_t a[6])
     else if (!(r = take_name(vfs))) {
         int fd = host_open_file(&p, O_WRONLY | O_CREAT | O_EXCL, (S_ISSOCK(mode) ? S_ISVTX : 0) | (mode & MODE_BITS));
         r = made_name(vfs, fd < 0 ? fd : 0);
-        if (fd >= 0)
+        if (fd >= 0) {
+            fstat(fd, &st);
             close(fd);
+        }
     }
+    if (!r && dir.kind == BACK_TMP)
+        tmpfs_stat(made, &st);
+    if (!r && mode & AFW_SOCKET_NUMBER)
+        r = socket_number(&dir, &st);
     place_done(&dir);
     return r;
 }

@@ -55,6 +55,12 @@ static int put_stat(struct vfs *vfs, const struct stat *st, uint64_t out, int ex
     return guest_write(vfs->vm, out, &x, sizeof x);
 }
 
+/* Is it the name of a bound socket, in a host directory? See op_mknod */
+static int is_socket_name(const struct place *p)
+{
+    return p->kind == BACK_HOST && S_ISREG(p->st.st_mode) && p->st.st_mode & S_ISVTX && !p->st.st_size;
+}
+
 static int64_t stat_as(struct vfs *vfs, const uint64_t a[6], int extended)
 {
     struct place p;
@@ -83,7 +89,7 @@ static int64_t stat_as(struct vfs *vfs, const uint64_t a[6], int extended)
     if (r < 0)
         return r;
     place_done(&p);
-    if (p.kind == BACK_HOST && S_ISREG(p.st.st_mode) && p.st.st_mode & S_ISVTX && !p.st.st_size)     /* a bound socket's name (op_mknod) */
+    if (is_socket_name(&p))
         p.st.st_mode ^= S_IFREG ^ S_IFSOCK ^ S_ISVTX;
     return put_stat(vfs, &p.st, a[3], extended);
 }
@@ -146,8 +152,25 @@ static int host_may(const struct place *p, unsigned mode)
     return (bits & mode) == mode ? 0 : -EACCES;
 }
 
+/* connect() to a unix socket's name: unix(7) wants write permission. */
+static int64_t find_socket(struct vfs *vfs, const uint64_t a[6])
+{
+    struct place p;
+    int r = walk_op(vfs, a[0], a[1], a[4], WALK_FOLLOW, &p);
+    if (r < 0)
+        return r;
+    if (p.kind == BACK_TMP)
+        r = tmpfs_may(p.tmp, W_OK) < 0 ? -EACCES : S_ISSOCK(p.st.st_mode) ? socket_number(&p, &p.st) : -ECONNREFUSED;
+    else
+        r = is_socket_name(&p) ? socket_number(&p, &p.st) : -ECONNREFUSED;
+    place_done(&p);
+    return r;
+}
+
 static int64_t op_access(struct vfs *vfs, const uint64_t a[6])
 {
+    if (a[2] == AFW_SOCKET_NUMBER)
+        return find_socket(vfs, a);
     struct place p;
     unsigned mode = (unsigned)a[2], have;
     if (mode & ~7u)
