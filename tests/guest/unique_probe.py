@@ -1,6 +1,9 @@
 """What must differ between any two VMs: prints it, a name and a value a line. Names with a star are clocks."""
 
+import concurrent.futures
 import contextlib
+import email.generator
+import email.utils
 import multiprocessing.process
 import os
 import random
@@ -48,6 +51,10 @@ say("uuid1", uuid.uuid1())
 say("uuid1.node-and-clock", f"{uuid.uuid1().node:x}-{uuid.uuid1().clock_seq:x}")
 say("uuid4", uuid.uuid4())
 say("ssl", ssl.RAND_bytes(16).hex())
+with concurrent.futures.ThreadPoolExecutor(1) as pool:  # OpenSSL has a generator for each thread
+    say("ssl.thread", pool.submit(ssl.RAND_bytes, 16).result().hex())
+say("message-id", email.utils.make_msgid(domain="x"))
+say("boundary", email.generator.Generator._make_boundary())
 for name, value in zip(("random", "session", "share"), hello(), strict=True):
     say("ssl.hello." + name, value)
 say("kernel.uuid", kernel("uuid"))

@@ -157,6 +157,7 @@ SHADOWED: dict[str, list[str]] = {}
 
 
 def _index_modules() -> None:
+    SHADOWED.clear()
     for module in list(sys.modules):
         top = module.partition(".")[0]
         if top not in STARTUP and top not in sys.builtin_module_names:
@@ -452,17 +453,29 @@ def _one_process() -> None:
                 setattr(sys.modules[module], name, _refusing(call, module == "subprocess"))
 
 
-def _preload() -> None:
+def _preload(modules: list[str]) -> None:
     """Modules that the operator wants in the template; imported as the program would."""
+    _import_processes()
     generate = getattr(uuid, "_generate_time_safe", None)  # libuuid's: keeps its node and clock, which would be all VMs'
     uuid._generate_time_safe = None  # type: ignore[attr-defined]
-    for name in filter(None, os.environ.pop("AGENTFW_PRELOAD", "").split(",")):
+    for name in modules:
         try:
             importlib.import_module(name)
         except BaseException as error:
             print(f"agentfw: cannot preload `{name}`: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             os._exit(126)
     uuid._generate_time_safe = generate  # type: ignore[attr-defined]
+
+
+def _import_processes() -> None:
+    """multiprocessing draws its key as it is imported, and leaves a copy in freed memory, which would be the same in all VMs.
+    Each draws its own (`guest_forks`): the template's is zeros."""
+    urandom = os.urandom
+    os.urandom = bytes
+    try:
+        importlib.import_module("multiprocessing.process")
+    finally:
+        os.urandom = urandom
 
 
 #: Variables for the libraries of a starting template; a program that has them gets them with its job
@@ -491,6 +504,7 @@ def _practise() -> None:
     items = sorted(ITEMS)
     job: dict[str, object] = {"argv": [script], "orig_argv": [script], "mode": "script", "path": script, "cwd": os.getcwd()}
     job |= {"ack": "0" * 32, "line_buffered": False}
+    own = sys.modules["__main__"]
     ends = os.pipe()
     source, sink = job_stream.Stream(ends[0]), job_stream.Stream(ends[1])
     try:
@@ -510,6 +524,7 @@ def _practise() -> None:
             for held, content in kept:
                 held[:] = content
     finally:
+        sys.modules["__main__"] = own
         for descriptor in ends:
             os.close(descriptor)
         os.unlink(script)
@@ -528,24 +543,32 @@ def _use_once() -> None:
 OURS = ("ssl_offload", "guest_forks", "job_stream", "practice_calls")
 
 
-def main() -> typing.NoReturn:
+def _note_environment() -> None:
     global ENVIRONMENT, ITEMS, NAMES
+    ENVIRONMENT = marshal.dumps(sorted(os.environ.items()), 2)
+    ITEMS = frozenset(marshal.loads(ENVIRONMENT))
+    NAMES = frozenset(name for name, _ in ITEMS)
+
+
+def main() -> typing.NoReturn:
     here = os.path.dirname(os.path.abspath(__file__))
     if sys.path and sys.path[0] == here:
         del sys.path[0]
     for name in [name for name in sys.modules if name in OURS or name.startswith("offload_")]:
         del sys.modules[name]
     _one_process()
-    _preload()
-    for name in START_ONLY:
-        os.environ.pop(name, None)
+    preloaded = [name for name in os.environ.pop("AGENTFW_PRELOAD", "").split(",") if name]
+    _note_environment()
     _index_modules()
-    ENVIRONMENT = marshal.dumps(sorted(os.environ.items()), 2)
-    ITEMS = frozenset(marshal.loads(ENVIRONMENT))
-    NAMES = frozenset(name for name, _ in ITEMS)
     _practise()
     _use_once()
     practice_calls.practise()
+    if preloaded:  # after what is practised: tracers, patches and counters of theirs see nothing of that
+        _preload(preloaded)
+    for name in START_ONLY:
+        os.environ.pop(name, None)
+    _note_environment()
+    _index_modules()
     linecache.clearcache()
     sys.path_importer_cache.clear()  # mounts may be others than the template's; and what is thrown away later costs page faults
     fresh = _new_main()
