@@ -10,7 +10,7 @@
 #define AFW_ABI_H
 #include <stdint.h>
 
-#define AFW_ABI 6
+#define AFW_ABI 7
 
 /* ---- Guest address space. GVA = GPA; 2 MiB leaves, user+write+exec; GVA 0..2 MiB is not mapped (null dereferences fault,
  * and the page tables, which lie there as GPA, are out of the guest's sight). Everything runs at CPL 3. ---- */
@@ -34,7 +34,11 @@
 #define AFW_CPUID 0x207000           /* struct afw_cpuid_table */
 #define AFW_TRACE 0x208000           /* code of a VM that is traced, written by the cell: tracing.c */
 #define AFW_SHIM 0x210000            /* the blob; starts with struct afw_shim_header */
-#define AFW_SHIM_MAX 0x9000          /* 36 KiB of text, rodata and data; bss follows up to AFW_SITES */
+#define AFW_SHIM_MAX 0x9000          /* 36 KiB of text, rodata and data; bss follows up to AFW_KEPT */
+#define AFW_KEPT 0x260000            /* struct afw_kept: what paths were found to be lately */
+#define AFW_KEPT_SIZE 0x8000
+#define AFW_WHOLE 0x270000           /* bytes of the file opened last, if they are no more than */
+#define AFW_WHOLE_SIZE 0x10000
 #define AFW_SITES 0x280000           /* stubs of rewritten sites, written by the cell only */
 #define AFW_SITES_END 0x400000
 #define AFW_IMAGE 0x400000           /* lowest address of program images (ET_EXEC links here; PIE is put here) */
@@ -167,6 +171,22 @@ struct afw_ctl {
     uint8_t nice;                    /* h  0..19 */
     uint8_t policy;                  /* h  SCHED_OTHER, SCHED_BATCH or SCHED_IDLE */
     uint16_t reserved_policy;
+    uint64_t changes;                /* h, g  raised by what may make stale that which is kept of files: by this VM's own changes, and whatever
+                                      * it may have heard of others' */
+};
+/* What stat() found, kept for the next one who asks: written by the cell, as it answers, with what it expects to be asked next. Good
+ * while ctl.changes is `changes`, for 2 ms from `at` on. */
+struct afw_kept {
+    uint64_t changes;
+    uint64_t at;                     /* CLOCK_MONOTONIC, ns: nothing of it was looked at before */
+    uint64_t n;                      /* struct afw_kept_stat, one behind the other */
+};
+struct afw_kept_stat {
+    uint32_t size;                   /* of all of it, a multiple of 8 */
+    uint32_t key;                    /* AT_SYMLINK_NOFOLLOW or 0, then for each byte of the path: times 31, plus the byte */
+    int64_t result;                  /* 0 or -errno */
+    uint64_t st[18];                 /* struct stat */
+    uint8_t path[8];                 /* with a NUL; as it was given, relative to the current directory if it is not absolute */
 };
 struct afw_file {                    /* a struct file begins so */
     uint64_t ops;                    /* address of: uint16_t size, uint16_t st_mode of what is the guest's own */
@@ -239,7 +259,8 @@ enum afw_op {
     AFW_OP_PWRITE = 4,               /* handle a0  buf a1  len a2  offset a3 (-1: append)  a4 = address for where an append ended, or 0 -> bytes */
     AFW_OP_STAT = 5,                 /* path a0,a1  AT_* flags a2  out a3 (struct stat, 144 bytes)  base a4 */
     AFW_OP_FSTAT = 6,                /* handle a0  out a1 */
-    AFW_OP_READDIR = 7,              /* handle a0  buf a1  len a2  cookie a3 (0 = start, else d_off of the last entry) -> bytes of linux_dirent64 */
+    AFW_OP_READDIR = 7,              /* handle a0  buf a1  len a2  cookie a3 (0 = start, else d_off of the last entry)
+                                      * a4 = address for the d_off that nothing comes behind (~0: not known), or 0 -> bytes of linux_dirent64 */
     AFW_OP_READLINK = 8,             /* path a0,a1  buf a2  len a3  base a4 -> bytes */
     AFW_OP_ACCESS = 9,               /* path a0,a1  mode a2  flags a3  base a4; AFW_SOCKET_NUMBER alone: may one connect to the socket there? -> number */
     AFW_OP_MKDIR = 10,               /* path a0,a1  mode a2  base a4 */
@@ -288,6 +309,7 @@ enum afw_op {
 #define AFW_SOCKET_NUMBER 0x10000    /* in modes */
 #define AFW_AGAIN 513                /* -AFW_AGAIN: not yet; ask again in a while */
 /* What a call that opens a file answers: O_* that the description keeps << 32 (O_TRUNC: something was changed), and below that a handle or */
+#define AFW_OPENED_WHOLE 0x8000      /* + handle: and all its bytes, as many as st_size says, lie at AFW_WHOLE */
 #define AFW_OPENED_DEVICE 0x10000    /* + minor number: one of the devices that the shim is itself */
 #define AFW_OPENED_FD 0x20000        /* + descriptor: the same description under another number */
 #define AFW_OPENED_JOB 0x30000       /* the job stream is wanted */

@@ -201,7 +201,7 @@ PL(dup2)
 PL(lock)
 {
     s64 r;
-    while ((r = sys_ask(a, b, c, d, e)) == -AFW_AGAIN)
+    while ((r = sys_change(a, b, c, d, e)) == -AFW_AGAIN)   /* (who gets a lock has heard from others) */
         if (io_block(deadline_after(5000000)) == -EINTR)     /* nobody tells when another VM lets go */
             return -ERESTARTSYS;
     return r;

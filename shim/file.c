@@ -1,8 +1,9 @@
 /* Files behind a ring handle: the description's place, read-ahead, and the calls on a descriptor.
  *
  * A kick costs some 25 us, a read served from here well under one. So a description keeps the struct stat that OPEN gave it, where
- * the end was seen, and (once it is read in small pieces in order) up to the next 64 KiB. All of that holds for at most two
- * milliseconds, and not over a change made through this VM: what others change on the host is seen after that.
+ * the end was seen, and (once it is read in small pieces in order) up to the next 64 KiB; the file opened last is there whole, if it is
+ * small. And the cell leaves what stat() found, and will find (struct afw_kept). All of that holds for at most two milliseconds, and not
+ * over a change made through this VM or news from outside: what others change on the host is seen after that.
  */
 #include "io.h"
 
@@ -16,9 +17,9 @@ struct stamp {
 struct ringfile {
     struct file f;
     u64 place;
-    u64 end;                         /* of the last append */
+    u64 end;                         /* of the last append; directories: of the listing, seen at `read` */
     u64 next;                        /* where the last read ended */
-    u8 *ahead;                       /* AHEAD bytes, of them ahead_n from ahead_at on */
+    u8 *ahead;                       /* AHEAD bytes, of them ahead_n from ahead_at on; 0: at AFW_WHOLE */
     u64 ahead_at, ahead_n;
     u64 last;                        /* 1: the file ends behind those bytes */
     struct stamp read, stat;
@@ -27,7 +28,7 @@ struct ringfile {
 #define RING(file) ((struct ringfile *)(file))
 _Static_assert(offsetof(struct ringfile, place) == AFW_FILE_PLACE, "the host looks there");
 
-u64 files_changed = 1;
+static struct ringfile *whole;       /* whose bytes are at AFW_WHOLE */
 static u8 shared;                    /* a writable file was mapped: stores to it are not seen here, so nothing is kept */
 
 static void stamp(struct stamp *s)
@@ -76,6 +77,15 @@ static struct stat *stat_now(struct file *f)
     return &r->st;
 }
 
+/* The bytes at AFW_WHOLE are to be others */
+static void *whole_for(struct ringfile *r)
+{
+    if (whole)
+        whole->ahead_n = whole->last = 0;
+    whole = r;
+    return (void *)AFW_WHOLE;
+}
+
 static s64 read_piece(struct file *f, u64 piece, u64 len, u64 at)
 {
     struct ringfile *r = RING(f);
@@ -84,7 +94,7 @@ static s64 read_piece(struct file *f, u64 piece, u64 len, u64 at)
     /* Only the whole of it, or all there is: a file's read() comes out short at the file's end, and nowhere else. */
     if (fresh(&r->read) && off < r->ahead_n + r->last && (r->last || len <= r->ahead_n - off)) {
         n = min64(len, r->ahead_n - off);
-        copy_out(piece, r->ahead + off, n);
+        copy_out(piece, (r->ahead ? r->ahead : (u8 *)AFW_WHOLE) + off, n);
         return n;
     }
     if (f->dev && len < AHEAD && at && at == r->next) {
@@ -141,6 +151,8 @@ static s64 ring_write(struct file *f, struct io *io, u32 msg UNUSED, s64 pos)
 
 static void ring_close(struct file *f)
 {
+    if (whole == RING(f))
+        whole = 0;
     kfree(RING(f)->ahead);
     if ((int)f->handle > 0)          /* not AFW_LOST_HANDLE */
         ring_post(AFW_OP_CLOSE, f->handle, 0, 0, 0, 0, 0);
@@ -167,8 +179,14 @@ PL(open)
     r->f.flags = flags & ~(O_CLOEXEC | O_TRUNC);
     r->f.dev = (u16)what;
     if (what < AFW_OPENED_DEVICE) {
-        r->f.handle = what;
+        r->f.handle = what & ~AFW_OPENED_WHOLE;
         stamp(&r->stat);
+        if (what & AFW_OPENED_WHOLE) {
+            whole_for(r);
+            r->read = r->stat;
+            r->ahead_n = r->st.st_size;
+            r->last = 1;
+        }
         r->f.dev = S_ISREG(r->st.st_mode) && !(flags & O_ACCMODE);
     } else if (what < AFW_OPENED_FD)
         r->f.ops = &dev_ops;
@@ -207,9 +225,13 @@ FD(getdents64)
 {
     if (!o->handle)
         return -ENOTDIR;
-    s64 n = ring_call(AFW_OP_READDIR, o->handle, b, c, RING(o)->place, 0, 0), at = 0;
+    struct ringfile *r = RING(o);
+    if (r->end == r->place && fresh(&r->read))
+        return 0;
+    s64 n = handle_call(o, b, c, r->place, AFW_OP_READDIR), at = 0;
+    stamp(&r->read);
     while (at < n) {                 /* struct linux_dirent64: ino, off, reclen, ... */
-        RING(o)->place = *(u64 *)(b + at + 8);
+        r->place = *(u64 *)(b + at + 8);
         u16 size = *(u16 *)(b + at + 16);
         if (!size)                   /* overwritten meanwhile, by a thread or a VM that shares the memory */
             break;
@@ -227,7 +249,21 @@ FD(fstat)
 }
 PL(newfstatat)
 {
-    return d & AT_EMPTY_PATH && (int)a >= 0 && !user_strlen(b, 1) ? sys_fstat(need(a), c, 0, 0, 0, 0) : sys_ask(a, b, c, d, e);
+    s64 n = user_strlen(b, PATH_MAX);
+    u32 key = d;
+    if ((int)a != AT_FDCWD) {
+        if (!n && d & AT_EMPTY_PATH)
+            return sys_fstat(need(a), c, 0, 0, 0, 0);
+    } else if (n >= 0 && fresh((struct stamp *)AFW_KEPT)) {
+        struct afw_kept *k = (void *)AFW_KEPT;
+        struct afw_kept_stat *s = (void *)(k + 1);
+        for (u8 *p = (void *)b; *p; p++)
+            key = key * 31 + *p;
+        for (u32 i = k->n; i; i--, s = (void *)s + s->size)
+            if (s->key == key && !memcmp(s->path, (void *)b, n + 1))
+                return s->result ? s->result : copy_out(c, s->st, sizeof s->st);
+    }
+    return sys_ask(a, b, c, d, e);
 }
 
 /* Is descriptor fd this file still? Who waits for another one does not hold it */
@@ -237,7 +273,6 @@ static int still(u64 fd, struct file *f, u32 ino) { return peek(fd) == f && f->i
  * has the bytes in between. */
 FD(sendfile)
 {
-    static u8 bytes[CHAN_MAX];
     s64 r = sys_change(*(u64 *)(kstack_top - F_SIZE + F_RDI), b, c, d, e);
     if (r != -AFW_AGAIN)
         return r;
@@ -246,13 +281,15 @@ FD(sendfile)
     struct io io;
     u64 at = c ? *(u64 *)user_at(c, 8, 1) : RING(in)->place, done = 0;
     u32 ino = in->ino;
+    u8 *bytes;
     while (done < d) {
-        u64 n = min64(d - done, sizeof bytes), room = n;
+        u64 n = min64(d - done, AFW_WHOLE_SIZE), room = n;
         if (t && !t->frames)
             while (!(room = chan_room(t)) && !chan_broken(t))
                 file_wait(o, 0, NEVER);
         if (!still(b, in, ino))
             fail(-EBADF);
+        bytes = whole_for(0);
         n = handle_call(in, (u64)bytes, min64(n, room + !room), at, AFW_OP_PREAD);
         if (!n)
             break;

@@ -48,7 +48,12 @@ static u32 hflags(struct chan *c)
     return c->flow ? __atomic_load_n(&c->flow->hflags, __ATOMIC_ACQUIRE) : 0;
 }
 
-int chan_eof(struct chan *c) { return c->eof || hflags(c); }
+/* Who reads or polls asks here first. What comes from outside may tell of changes to files. */
+int chan_eof(struct chan *c)
+{
+    files_changed += c->flow != 0;
+    return c->eof || hflags(c);
+}
 int chan_broken(struct chan *c) { return c->dead || c->eof || hflags(c) & AFW_HF_RESET; }
 
 void chan_reset(struct chan *c, int error)
@@ -205,6 +210,7 @@ s64 chan_ioctl(struct file *f, u64 cmd, u64 arg)
     if (s->sock && s->sock->frx && !chan_used(c))
         c = s->sock->frx;
     u32 n = c ? chan_used(c) : 0;
+    files_changed++;
     if (n && c->frames) {
         chan_raw(c, &n, 2, 1);       /* of the first one */
         n = (u16)n;

@@ -62,7 +62,7 @@ static inline void ring_post(u32 op, u64 a0, u64 a1, u64 a2, u64 a3, u64 a4, u64
 }
 void ring_kick(void);                                /* out AFW_PORT_KICK */
 
-extern u64 files_changed;            /* raised by what may make bytes and sizes kept by file.c stale */
+#define files_changed CTL->changes   /* raised by what may make stale what file.c keeps */
 
 /* ---- time.c ---- */
 u64 now_mono(void);
@@ -99,7 +99,7 @@ void io_exit(void);                                  /* before AFW_OP_EXIT: clos
 void io_say(const char *text, size_t n);             /* to stderr, if there is room; never blocks. (sys_write from inside a call would leave it) */
 
 s64 sys_ask(u64 a, u64 b, u64 c, u64 d, u64 e);      /* misc.c: the host answers */
-s64 sys_change(u64 a, u64 b, u64 c, u64 d, u64 e);   /* and changes files perhaps */
+s64 sys_change(u64 a, u64 b, u64 c, u64 d, u64 e);   /* and changes files perhaps, or has heard of others' changes */
 
 /* Every syscall is `s64 sys_NAME(u64 a, u64 b, u64 c, u64 d, u64 e, u64 f)`, returning -errno on failure; table.c maps numbers to
  * them (syscalls.h lists them, a line each, by half). A call that must be restarted after a signal returns -ERESTARTSYS; a

@@ -117,6 +117,7 @@ void signals_from_host(void)
 {
     u64 set = CTL->sigpending;
     CTL->sigpending = 0;
+    files_changed++;                 /* as chan_eof() */
     for (int sig = 1; sig <= 64; sig++)
         if (set & SIGSET(sig))
             send(0, sig, SI_USER, 0, 0);

@@ -13,8 +13,10 @@ static struct chan *next_frame(struct sock *s, struct afw_dgram *h)
 {
     for (;;) {
         struct chan *c = s->s.rx;
-        if (!chan_used(c))
+        if (!chan_used(c)) {
+            files_changed++;         /* as chan_eof() */
             c = s->frx;
+        }
         if (!c || chan_used(c) < FRAME)
             return 0;
         chan_raw(c, h, FRAME, 1);

@@ -104,14 +104,15 @@ s64 ring_call(u32 op, u64 a, u64 b UNUSED, u64 c UNUSED, u64 d UNUSED, u64 e, u6
 /* Opening, or anything else */
 s64 sys_ask(u64 a UNUSED, u64 b UNUSED, u64 c UNUSED, u64 d UNUSED, u64 e UNUSED)
 {
-    static const u32 what[] = {7, AFW_OPENED_DEVICE + 3, AFW_OPENED_DEVICE + 9, AFW_OPENED_FD, AFW_OPENED_FD + 70, AFW_OPENED_JOB};
-    return rand() % 4 ? (s64)((u64)rand() % 4096 << 32 | what[rand() % 6]) : -(s64)ENOENT;
+    static const u32 what[] = {7, AFW_OPENED_WHOLE + 7, AFW_OPENED_DEVICE + 3, AFW_OPENED_DEVICE + 9, AFW_OPENED_FD, AFW_OPENED_FD + 70, AFW_OPENED_JOB};
+    return rand() % 4 ? (s64)((u64)rand() % 4096 << 32 | what[rand() % 7]) : -(s64)ENOENT;
 }
-
 s64 sys_change(u64 a, u64 b, u64 c, u64 d, u64 e)
 {
+    files_changed++;
     return sys_ask(a, b, c, d, e);
 }
+
 
 static void worker(void)
 {
@@ -265,7 +266,7 @@ static void step(void)
 
 int main(int argc, char **argv)
 {
-    if (mmap((void *)0x200000, 0x10000, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) == MAP_FAILED)
+    if (mmap((void *)AFW_SYS, AFW_SITES - AFW_SYS, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) == MAP_FAILED)
         return 2;
     if (mmap((void *)AFW_WINDOW, AFW_WINDOW_SIZE, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) == MAP_FAILED)
         return 2;

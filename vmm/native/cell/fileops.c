@@ -43,9 +43,12 @@ static int64_t op_pread(struct vfs *vfs, const uint64_t a[6])
         if (!iov.iov_base)
             return -EFAULT;
         int single = !S_ISDIR(h->back->mode);        /* mounts of one file have one open file for all VMs, with one position */
+        struct stat st;
         ssize_t n = preadv2(h->fd, &iov, 1, !own ? (off_t)offset : single ? (off_t)h->pos : -1, 0);
         if (own && single && n > 0)
             h->pos += (uint64_t)n;
+        if (n >= 0 && !fstat(h->fd, &st))
+            kept_seen(vfs, &st);
         return n < 0 ? -errno : n;
     }
     if (own)
@@ -188,6 +191,8 @@ static int64_t op_fstat(struct vfs *vfs, const uint64_t a[6])
     struct stat st;
     struct handle *h = handle_get(vfs, a[0]);
     int r = h ? handle_stat(vfs, h, &st) : -EBADF;
+    if (!r && h->kind == BACK_HOST)
+        kept_seen(vfs, &st);
     return r < 0 ? r : guest_write(vfs->vm, a[1], &st, sizeof st);
 }
 
@@ -338,6 +343,7 @@ static int64_t op_mapfile(struct vfs *vfs, const uint64_t a[6])
     if (!S_ISREG(h->mode) || (h->kind != BACK_HOST && h->kind != BACK_TMP))
         return -ENODEV;
     int fd = h->kind == BACK_TMP ? tmpfs_host_fd(vfs->tmpfs, h->tmp) : h->fd;
+    vfs->kept.off |= shared && h->kind == BACK_HOST && !(h->back->flags & AFW_MOUNT_SYSTEM);
     return fd < 0 ? fd : memory_map_file(vfs->vm, fd, addr, len, prot, shared, offset, h->path, h->kind == BACK_TMP ? h->tmp : 0);
 }
 
@@ -359,7 +365,7 @@ static int64_t perform(struct vfs *vfs, const struct afw_sqe *sqe)
         return op_fstat(vfs, a);
     case AFW_OP_READDIR:
         h = handle_get(vfs, a[0]);
-        return h ? handle_readdir(vfs, h, a[1], a[2], a[3]) : -EBADF;
+        return h ? handle_readdir(vfs, h, a[1], a[2], a[3], a[4]) : -EBADF;
     case AFW_OP_TRUNCATE:
         return op_truncate(vfs, a);
     case AFW_OP_FSYNC:
@@ -389,5 +395,6 @@ int64_t file_op(struct vm *vm, const struct afw_sqe *sqe)
 {
     vm->vfs->call = (uint32_t)sqe->reserved;
     int64_t r = perform(vm->vfs, sqe);
+    kept_news(vm->vfs);
     return r == -EAGAIN && sqe->reserved & CALL_BLOCKS ? -AFW_AGAIN : r;
 }

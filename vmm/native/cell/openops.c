@@ -242,6 +242,18 @@ static int memfd_place(struct vfs *vfs, const uint64_t a[6], struct place *p)
     return 0;
 }
 
+/* All of a small file that is to be read, for the reads to come */
+static int whole(struct vfs *vfs, struct handle *h, int flags, const struct stat *st)
+{
+    if (!S_ISREG(st->st_mode) || flags & (O_ACCMODE | O_PATH | O_DIRECT) || st->st_size <= 0 || st->st_size > AFW_WHOLE_SIZE)
+        return 0;
+    uint64_t size = (uint64_t)st->st_size;
+    if (h->kind == BACK_TMP)
+        return tmpfs_read(vfs, h->tmp, AFW_WHOLE, size, 0) == (int64_t)size;
+    void *to = h->kind == BACK_HOST ? guest_range(vfs->vm, AFW_WHOLE, AFW_WHOLE_SIZE) : 0;
+    return to && pread(h->fd, to, AFW_WHOLE_SIZE, 0) == (ssize_t)size;
+}
+
 int64_t op_open(struct vfs *vfs, const uint64_t a[6])
 {
     static const char job[] = "/dev/agentfw";
@@ -301,6 +313,8 @@ int64_t op_open(struct vfs *vfs, const uint64_t a[6])
                 handle_close(vfs, (uint64_t)n);
             return r;
         }
+        if (called && !device && whole(vfs, h, flags, &st))
+            n += AFW_OPENED_WHOLE;
     }
     return n > 0 && called && !device ? opened(vfs->call & CALL_MEMFD ? flags & ~O_TMPFILE : flags, &p, (uint32_t)n) : n;
 }

@@ -72,9 +72,12 @@ static int64_t stat_as(struct vfs *vfs, const uint64_t a[6], int extended)
     }
     char path[PATH_MAX];
     const char *dir;
-    int r = get_path(vfs, path, a[0], a[1], a[4], !!(a[2] & AT_EMPTY_PATH), &dir);
+    uint64_t at = kept_clock();
+    int r = get_path(vfs, path, a[0], a[1], a[4], !!(a[2] & AT_EMPTY_PATH), &dir), keep = !r && (uint32_t)a[4] == AFW_CWD;
     if (!r)
         r = walk(vfs, dir, path, (a[2] & AT_SYMLINK_NOFOLLOW ? 0 : WALK_FOLLOW | WALK_FD) | WALK_LOOK, &p);
+    keep &= !r || ((r == -ENOENT || r == -ENOTDIR) && !vfs->vm->rules);
+    kept_news(vfs);
     if (!r && p.link_fd >= 0) {
         struct guest_fd f;
         uint64_t fd = (uint64_t)p.link_fd;
@@ -86,11 +89,16 @@ static int64_t stat_as(struct vfs *vfs, const uint64_t a[6], int extended)
             return put_stat(vfs, &st, a[3], extended);
         }
     }
-    if (r < 0)
+    if (r < 0) {
+        if (keep)
+            kept_add(vfs, at, path, (int)a[2], r, 0);
         return r;
+    }
     place_done(&p);
     if (is_socket_name(&p))
         p.st.st_mode ^= S_IFREG ^ S_IFSOCK ^ S_ISVTX;
+    if (keep && !p.rule && p.kind != BACK_PROC)
+        kept_add(vfs, at, path, (int)a[2], 0, &p.st);
     return put_stat(vfs, &p.st, a[3], extended);
 }
 

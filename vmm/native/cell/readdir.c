@@ -23,6 +23,7 @@ struct dirent_record {                    /* the kernel's linux_dirent_record */
 
 struct out {
     size_t used, size;
+    uint64_t last;                   /* off of the last one */
     uint8_t bytes[OUT] __attribute__((aligned(8)));
 };
 
@@ -40,6 +41,7 @@ static int emit(struct out *out, uint64_t ino, uint64_t off, uint32_t mode, cons
     d->type = IFTODT(mode);
     memcpy(d->name, name, len);
     out->used += rec;
+    out->last = off;
     return 1;
 }
 
@@ -67,7 +69,7 @@ static void child_stat(struct vfs *vfs, const struct node *c, struct stat *st)
         st->st_mode = S_IFDIR;
 }
 
-/* The host directory from its entry `at` on (dots not counted), whose cookie is base + at */
+/* The host directory from its entry `at` on (dots not counted), whose cookie is base + at. 1: to its end */
 static int list_host(struct handle *h, const struct listing *l, uint64_t at, uint64_t base, struct out *out)
 {
     uint8_t raw[OUT] __attribute__((aligned(8)));
@@ -80,7 +82,7 @@ static int list_host(struct handle *h, const struct listing *l, uint64_t at, uin
         int64_t position = lseek(h->fd, 0, SEEK_CUR);
         long n = syscall(SYS_getdents64, h->fd, raw, sizeof raw);
         if (n <= 0)
-            return n < 0 ? -errno : 0;
+            return n < 0 ? -errno : 1;
         for (long i = 0; i < n;) {
             const struct dirent_record *d = (const struct dirent_record *)(raw + i);
             i += d->reclen;
@@ -99,7 +101,7 @@ static int list_host(struct handle *h, const struct listing *l, uint64_t at, uin
     }
 }
 
-int64_t handle_readdir(struct vfs *vfs, struct handle *h, uint64_t gva, uint64_t len, uint64_t cookie)
+int64_t handle_readdir(struct vfs *vfs, struct handle *h, uint64_t gva, uint64_t len, uint64_t cookie, uint64_t last)
 {
     if (h->access & HANDLE_PATH)
         return -EBADF;
@@ -111,6 +113,7 @@ int64_t handle_readdir(struct vfs *vfs, struct handle *h, uint64_t gva, uint64_t
     struct stat st;
     struct listing l;
     int r = 0;
+    uint64_t end = UINT64_MAX;
     if (!out)
         return -ENOMEM;
     if (listing_begin(&l, vfs, h->path) < 0) {
@@ -144,7 +147,10 @@ int64_t handle_readdir(struct vfs *vfs, struct handle *h, uint64_t gva, uint64_t
         at += (uint64_t)room;
     }
     if (room && h->kind == BACK_HOST) {
+        if (!fstat(h->fd, &st))
+            kept_seen(vfs, &st);
         r = list_host(h, &l, at - base, base, out);
+        end = r > 0 ? out->last : UINT64_MAX;
     } else if (room && h->kind == BACK_TMP) {
         const struct tnode *n;
         const char *name;
@@ -171,6 +177,8 @@ int64_t handle_readdir(struct vfs *vfs, struct handle *h, uint64_t gva, uint64_t
         done = -EINVAL;              /* as Linux: the buffer is too small for one entry */
     else if (done && guest_write(vfs->vm, gva, out->bytes, out->used) < 0)
         done = -EFAULT;
+    if (done > 0 && last)
+        guest_write(vfs->vm, last, &end, sizeof end);
     listing_end(&l);
     free(out);
     return done;

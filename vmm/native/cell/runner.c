@@ -314,6 +314,7 @@ static void late_rules(struct machine *m, uint64_t size)
         vm_fail(m, "rules of %llu bytes: %s", (unsigned long long)size, strerror(-e));
         return;
     }
+    kept_void(m->vm.vfs);
     m->ruled = m->rules_owed = true;
 }
 

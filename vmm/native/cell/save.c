@@ -196,6 +196,7 @@ void save_look(struct machine *m)
     if (s->phase != ASKED || (m->state != RUN_READY && m->state != RUN_PARKED) || m->stands == STANDS_ELSEWHERE || !quiet(m))
         return;
     m->state = RUN_SAVING;
+    kept_wipe(&m->vm);
     int e = begin(m);
     s->phase = PAGES;
     s->at = 0;

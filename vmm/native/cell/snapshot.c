@@ -373,6 +373,7 @@ int64_t snapshot_save(struct machine *m)
         if (m->map[i].shared && m->map[i].writable)   /* it would silently become private */
             return -EBUSY;
     }
+    kept_wipe(&m->vm);
     struct afw_snapshot_header *h = calloc(1, sizeof *h);
     struct buffer state = {0}, runs = {0};
     int e = h ? snapshot_unlock(m, true) : -ENOMEM;

@@ -76,6 +76,13 @@ extern uint32_t vfs_uid, vfs_gid;     /* the cell's */
 struct node *node_child(const struct node *dir, const char *name, size_t len);
 int vfs_hidden_dev(uint64_t dev);    /* the host's own /proc, /sys, /dev: never shown, even inside a mount of / */
 
+/* kept.c: what the guest has of struct afw_kept, as the cell knows it */
+struct kept {
+    struct afw_kept head;
+    uint32_t used;                   /* bytes at AFW_KEPT */
+    uint32_t news;                   /* the operation under way has seen what is new */
+    uint32_t off;                    /* a file that others may write to is mapped: what they say by that is not seen here */
+};
 struct handle;
 struct tmpfs;
 struct vfs {
@@ -97,6 +104,7 @@ struct vfs {
     struct loading *loading;         /* savefs.c */
     struct locks *locks;             /* locks.c; 0: there was none yet */
     uint32_t call;                   /* CALL_*: of the operation under way */
+    struct kept kept;
 };
 struct tmpfs *vfs_tmpfs(struct vfs *vfs);            /* 0: out of memory */
 
@@ -246,6 +254,14 @@ int proc_fd_stat(struct vfs *vfs, int fd, struct stat *st);                 /* o
 int proc_fd_readlink(struct vfs *vfs, int fd, char out[PATH_MAX]);
 int proc_link_fd(struct vfs *vfs, const char *path); /* synth.c: the same of a guest path */
 
+/* ---- kept.c ---- */
+void kept_seen(struct vfs *vfs, const struct stat *st);      /* of a file of the host's that an operation has looked at */
+void kept_looked(struct vfs *vfs, const struct place *p);    /* for one, and found it or not */
+void kept_news(struct vfs *vfs);     /* if it was new: what the guest has is void */
+uint64_t kept_clock(void);
+/* What stat() of `path`, as the guest wrote it, was found to be, and nothing of it before `at` (CLOCK_MONOTONIC, ns). -1: it is not kept */
+int kept_add(struct vfs *vfs, uint64_t at, const char *path, int flags, int result, const struct stat *st);
+
 /* ---- locks.c ---- */
 int64_t op_lock(struct vfs *vfs, const uint64_t a[6]);
 int lock_whole(struct vfs *vfs, uint32_t number, struct handle *h, int op);       /* flock(): LOCK_SH, LOCK_EX, LOCK_UN; never waits */
@@ -260,7 +276,7 @@ int64_t size_limit(struct vfs *vfs, uint64_t offset, uint64_t n);
 int64_t host_put(struct vfs *vfs, struct handle *h, void *data, uint64_t n, uint64_t offset);
 
 /* ---- readdir.c ---- */
-int64_t handle_readdir(struct vfs *vfs, struct handle *h, uint64_t gva, uint64_t len, uint64_t cookie);
+int64_t handle_readdir(struct vfs *vfs, struct handle *h, uint64_t gva, uint64_t len, uint64_t cookie, uint64_t last);
 
 /* ---- openops.c ---- */
 int64_t op_open(struct vfs *vfs, const uint64_t a[6]);

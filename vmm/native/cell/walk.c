@@ -204,6 +204,8 @@ int probe(struct vfs *vfs, const char *canonical, struct place *p)
         r = 0;
     }
     p->exists = !r;
+    if (p->kind == BACK_HOST)
+        kept_looked(vfs, p);
     if (p->exists && p->rule == AFW_RULE_DENY)
         p->st.st_mode &= S_IFMT;
     return r;
