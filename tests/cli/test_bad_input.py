@@ -53,6 +53,13 @@ def complaint(done: subprocess.CompletedProcess[str]) -> str:
         (["run", "--mount", "folder:/x:rx", "x.py"], 125, "bad mount `folder:/x:rx`"),
         (["run", "--python", "/bin/true", "x.py"], 126, "`/bin/true` is no Python"),
         (["run", "--python", "/bin/ls", "x.py"], 126, "`/bin/ls` is no Python"),
+        (["run", "/proc/self/mem"], 126, "cannot read `/proc/self/mem`: Input/output error"),
+        (["run", "pipe"], 126, "`pipe` is not a file"),
+        (["run", "/dev/zero"], 126, "`/dev/zero` is not a file"),
+        (["run", "folder"], 126, "`folder` is a directory without a `__main__.py`"),
+        (["run", "foreign"], 126, "`foreign` is an executable, and agents are Python programs"),
+        (["run", "half"], 126, "`half` is an executable, and agents are Python programs"),
+        (["run", "--python", "./half", "x.py"], 126, "cannot run the interpreter `./half`: "),
         (["run", "--python", "./list", "x.py"], 126, "`./list` is no Python"),
         (["run", "--python", "./object", "x.py"], 126, "`./object` is no Python"),
         (["run", "--python", "./deep", "x.py"], 126, "`./deep` is no Python"),
@@ -151,7 +158,8 @@ def test_says_what_is_wrong(agentfw: Agentfw, tmp_path: Path, arguments: list[st
     elf = bytearray(Path("/bin/true").read_bytes())
     elf[18] = 183  # EM_AARCH64
     (tmp_path / "foreign").write_bytes(elf)
-    for name in ("list", "object", "deep", "endless", "empty", "lost", "foreign"):
+    (tmp_path / "half").write_bytes(Path("/bin/true").read_bytes()[:60])
+    for name in ("list", "object", "deep", "endless", "empty", "lost", "foreign", "half"):
         (tmp_path / name).chmod(0o755)
     (tmp_path / "latin.toml").write_bytes(b'[run]\nmemory = "\xff"\n')
     os.mkfifo(tmp_path / "pipe")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 
+import agentfw
 import pytest
 
 from tests.conftest import Agentfw
@@ -147,3 +149,84 @@ except MemoryError:
 def test_a_limit_of_ones_own_is_kept(agentfw: Agentfw, high: int) -> None:
     done = agentfw(*RUN, "-c", LIMIT.replace("HIGH", str(high)))
     assert done.stdout.split() == ["0", "96", "MemoryError"], done.stdout + done.stderr
+
+
+#: Name -> (code, kind of its end, exit code or signal, what it wrote to stdout or the end's text or stderr's last line holds)
+JOBS = {
+    "memory": ("x = []\nwhile True: x.append(bytearray(1 << 20))", "code", 1, "MemoryError"),
+    "huge maps": (
+        "import mmap\nfor bits in (40, 46, 47, 48, 62):\n try: mmap.mmap(-1, 1 << bits)\n except OSError as e: print(e.errno)",
+        "code", 0, "12\n12\n12\n12\n12\n",
+    ),
+    "threads": (
+        "import threading, time\ntry:\n while True: threading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()\n"
+        "except RuntimeError as error: print(error)",
+        "code", 0, "can't start new thread\n",
+    ),
+    "descriptors": (
+        "import os\ntry:\n while True: os.dup(0)\nexcept OSError as e: print(e.errno)", "code", 0, "24\n",
+    ),
+    "many files, one after another": (
+        "import os\nfor n in range(20_000): os.close(os.open('/etc/hosts', 0))\nprint(n)", "code", 0, "19999\n",
+    ),
+    "inodes": (
+        "n = 0\ntry:\n while True: open(f'/tmp/{n}', 'w').close(); n += 1\nexcept OSError as e: print(e.errno)",
+        "code", 0, "28\n",
+    ),
+    "stdout": ("import os\nfor n in range(10_240): os.write(1, bytes(1 << 20))", "output", 0, "more than 1048576 bytes"),
+    "calls": ("def f(): return f()\nf()", "code", 1, "RecursionError: maximum recursion depth exceeded"),
+    "calls in C": (
+        "import sys\nsys.setrecursionlimit(10**9)\nclass A:\n def __repr__(self): return repr(self)\nrepr(A())",
+        "signal", 11, "SIGSEGV",
+    ),
+    "nested JSON": ("import json\njson.loads('[' * 10**6)", "code", 1, "RecursionError"),
+    "forks": ("import os\nwhile True: os.fork()", "code", 1, "one process"),
+    "programs": ("import subprocess\nwhile True: subprocess.Popen(['/bin/true'])", "code", 1, "one process"),
+    "deaf": (
+        "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\nwhile True: pass", "timeout", 0, "",
+    ),
+    "deaf by handlers": (
+        "import signal\nfor n in signal.valid_signals() - {9, 19}: signal.signal(n, signal.SIG_IGN)\nwhile True: pass",
+        "timeout", 0, "",
+    ),
+    "never ends": ("import atexit\natexit.register(lambda: [None for _ in iter(int, 1) if _])", "timeout", 0, ""),
+    "itself": ("import os\nos.kill(os.getpid(), 9)", "signal", 9, "SIGKILL"),
+    "abort": ("import os\nos.abort()", "signal", 6, "SIGABRT"),
+    "null": ("import ctypes\nctypes.string_at(0)", "signal", 11, "SIGSEGV"),
+    "no program": ("def", "code", 1, "SyntaxError"),
+    "library": (
+        "import ctypes, os\nelf = bytearray(open('/lib64/ld-linux-x86-64.so.2', 'rb').read())\n"
+        "for change in ({18: 183}, {4: 1, 18: 3}, {4: 1}, {0: 0}):\n"
+        " for at, byte in change.items(): elf[at] = byte\n"
+        " open('/tmp/x.so', 'wb').write(elf)\n"
+        " try: ctypes.CDLL('/tmp/x.so')\n"
+        " except OSError as e: print(e)\n"
+        "for size in (0, 3, 60, 500):\n"
+        " os.truncate('/tmp/x.so', size)\n"
+        " try: ctypes.CDLL('/tmp/x.so')\n"
+        " except OSError: print(size)",
+        "code", 0, "invalid ELF header\n0\n3\n60\n500\n",
+    ),
+}  # fmt: skip
+
+
+def test_twenty_bad_jobs_at_once_and_then_a_good_one(nothing_left: None) -> None:
+    """Each ends as it should, and none takes another one, a cell or the worker along."""
+
+    async def body() -> None:
+        async with agentfw.Pool({"run": {"memory": "192M"}}, plugins=[], size=len(JOBS), idle=4) as pool:
+
+            async def end(name: str) -> str:
+                code, kind, status, words = JOBS[name]
+                limits = agentfw.Limits(output=1 << 20, seconds=2.0 if kind == "timeout" else 100.0)
+                result = await pool.run(agentfw.Code(code), limits=limits)
+                ended = result.ended
+                told = result.stdout if result.stdout else f"{ended.text} {result.stderr[-300:]}"
+                good = (ended.kind, ended.code + ended.signal) == (kind, status) and (words in told or words in ended.text)
+                return "" if good else f"{name}: {ended} {result.stdout[-300:]!r} {result.stderr[-300:]!r}"
+
+            assert [bad for bad in await asyncio.gather(*map(end, JOBS)) if bad] == []
+            assert (await pool.run(agentfw.Code("print('good')"))).check().stdout == "good\n"
+            assert (await pool.metrics())["pool.worker_restarts"] == 0
+
+    asyncio.run(body())

@@ -125,7 +125,11 @@ def check_program(program: Sequence[str]) -> tuple[Mode, str, list[str]]:
         raise RunError(f"cannot read `{first}`: permission denied", "", 126)
     if not path.is_dir() and not path.is_file():
         raise RunError(f"`{first}` is not a file", "", 126)
-    if path.is_file() and _starts(path) == b"\x7fELF":
+    try:
+        starts = _starts(path) if path.is_file() else b""
+    except OSError as error:  # a file system's own, a disk's
+        raise RunError(f"cannot read `{first}`: {error.strerror}", "", 126) from None
+    if starts == b"\x7fELF":
         raise RunError(f"`{first}` is an executable, and agents are Python programs", "it cannot be started from one either", 126)
     return "script", first, list(program[1:])
 
