@@ -28,7 +28,7 @@ from typing import Any
 from conformance import known as known_failures
 from conformance import modules
 from conformance.known import Known
-from conformance.outcome import MODULE, Difference, Outcome, differences
+from conformance.outcome import Difference, Outcome, differences
 from conformance.running import Attempt, Wish, natively, run, vms
 from conformance.table import HEAD, Row, below, line, total
 
@@ -54,7 +54,7 @@ def arguments() -> argparse.Namespace:
     add("--use", default="", metavar="RESOURCES", help="comma-separated, as -u of regrtest; default: none")
     add("--match", action="append", default=[], metavar="CASE", help="only these cases, in full")
     add("--exclude", action="append", default=[], metavar="MODULE", help="not these modules")
-    add("--memory", default="1G", help="of a VM")
+    add("--memory", default="1536M", help="of a VM")
     add("--case-limit", type=float, default=120, help="seconds for a case; in a VM at least ten times what it took natively")
     add("--limit", type=float, default=900, help="seconds for a module; in a VM at least five times what it took natively")
     add("--no-retry", action="store_true", help="count differences that are none when they are run again")
@@ -138,7 +138,7 @@ class Bench:
         native = row.native or _as_if_all_passed(row.vm)
         known_failures.exclude(entries, native, row.vm)
         found = list(differences(native, row.vm))
-        row.subprocess = await self.in_need(native, [each for each in found if each.subprocess], wish)
+        row.subprocess = await self.in_need(native, [each for each in found if not each.fatal], wish)
         row.differ = [each for each in found if each not in row.subprocess]
         again = [each for each in row.differ if each.vm in ("failed", "error", "skipped") and each.case in native.cases]
         if again and len(again) <= RETRIED and not self.options.no_retry:
@@ -150,16 +150,17 @@ class Bench:
             row.stale = list(known_failures.stale(entries, native, rerun))
 
     async def in_need(self, native: Outcome, found: list[Difference], wish: Wish) -> list[Difference]:
-        """Of cases that seem to need child processes those that do not pass natively either, where none may be begun."""
+        """Of cases that differ those that do not pass natively either, where no process may be begun."""
         if self.options.vm_only:
-            return found
+            return [each for each in found if each.refused]
         alone = self.book.alone.setdefault(native.module, Outcome(native.module))
         only = tuple(each.case for each in found if each.case not in alone.cases)
         if only:
             theirs = dataclasses.replace(wish, only=only, skip=(), alone=True, case_limit=ALONE, resumes=len(only))
             ran = await run(theirs, natively)
-            alone.cases |= {name: case for name, case in ran.cases.items() if name in only or name == MODULE}
-        return [each for each in found if each.case not in alone.cases or alone.cases[each.case].outcome != each.native]
+            alone.cases |= ran.cases
+            alone.seconds += ran.seconds
+        return [each for each in found if not each.passes(alone)]
 
     async def differ_again(self, native: Outcome, found: list[Difference], wish: Wish, attempt: Attempt) -> set[str]:
         only = tuple(each.case for each in found)

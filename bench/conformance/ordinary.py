@@ -1,10 +1,10 @@
-"""Become an ordinary user, who has root's files and none of root's rights, and run a command.
+"""Become an ordinary user and run a command.
 
-    ordinary.py COMMAND [ARGUMENT...]
+    ordinary.py DIRECTORY COMMAND [ARGUMENT...]
 
-For root, whose own Python may be where no other user can read it: user_namespaces(7) with one user, the first in the password
-file that is not root, and mount_namespaces(7) where the interpreter is read-only, as a distribution's is to its users. Nobody
-else changes. Exit status 125 and a line: there may be no namespaces here.
+For root, whose own Python may be where no other user can come (/root): there it is mounted once more, below an empty directory,
+in a mount namespace (mount_namespaces(7)). The user is the first in the password file that is not root, and gets the
+directory with all that is in it. Exit status 125 and a line: it cannot be done here.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import pwd
 import sys
 from pathlib import Path
 
-CLONE_NEWNS, CLONE_NEWUSER = 0x20000, 0x10000000
-MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC = 1, 32, 4096, 16384
+CLONE_NEWNS = 0x20000
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 
 
 def call(name: str, *arguments: object) -> None:
@@ -26,27 +26,47 @@ def call(name: str, *arguments: object) -> None:
         raise OSError(number, f"{name}: {os.strerror(number)}")
 
 
-def become_ordinary() -> None:
+def closed(place: Path) -> Path | None:
+    """The first directory on the way to a place that others may not pass."""
+    for parent in reversed(place.parents):
+        if not parent.stat().st_mode & 0o001:
+            return parent
+    return None
+
+
+def open_up(places: set[Path]) -> None:
+    """Others can come to these places, for this process and its children."""
+    if not any(map(closed, places)):
+        return
+    call("unshare", CLONE_NEWNS)
+    call("mount", None, b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None)
+    behind: dict[Path, dict[Path, int]] = {}
+    for place in places:
+        door = closed(place)
+        if door is not None:
+            behind.setdefault(door, {})[place] = os.open(place, os.O_PATH)
+    for door, inside in behind.items():
+        call("mount", b"none", bytes(door), b"tmpfs", ctypes.c_ulong(0), b"mode=755")
+        for place, descriptor in inside.items():
+            place.mkdir(parents=True)
+            call("mount", f"/proc/self/fd/{descriptor}".encode(), bytes(place), None, ctypes.c_ulong(MS_BIND | MS_REC), None)
+
+
+def become_ordinary(directory: str) -> None:
     user = next(entry for entry in pwd.getpwall() if entry.pw_uid)
-    own = os.getuid(), os.getgid()
-    prefix = os.path.realpath(sys.base_prefix).encode()
-    call("unshare", CLONE_NEWUSER | CLONE_NEWNS)
-    for name, text in (
-        ("uid_map", f"{user.pw_uid} {own[0]} 1"),
-        ("setgroups", "deny"),
-        ("gid_map", f"{user.pw_gid} {own[1]} 1"),
-    ):
-        Path("/proc/self", name).write_text(text)
-    if prefix not in (b"/", b"/usr"):
-        call("mount", prefix, prefix, None, ctypes.c_ulong(MS_BIND | MS_REC), None)
-        call("mount", None, prefix, None, ctypes.c_ulong(MS_BIND | MS_REMOUNT | MS_RDONLY), None)
+    open_up({Path(name).resolve() for name in (sys.prefix, sys.base_prefix, Path(__file__).parents[1])})
+    for place in (Path(directory), *Path(directory).rglob("*")):
+        os.chown(place, user.pw_uid, user.pw_gid)
+    os.setgroups([])
+    os.setgid(user.pw_gid)
+    os.setuid(user.pw_uid)
 
 
 if __name__ == "__main__":
     if os.geteuid() == 0:
         try:
-            become_ordinary()
+            become_ordinary(sys.argv[1])
         except OSError as error:
-            print(f"ordinary.py: root cannot be an ordinary user here: {error}", file=sys.stderr)
+            print(f"root cannot be an ordinary user here: {error}", file=sys.stderr)
             sys.exit(125)
-    os.execv(sys.argv[1], sys.argv[1:])
+    os.execv(sys.argv[2], sys.argv[2:])

@@ -104,8 +104,8 @@ async def _listen(wish: Wish, listener: Listener, lines: AsyncGenerator[str, Non
 # ---- natively
 
 
-def _ordinary() -> tuple[str, ...]:
-    return (sys.executable, "-I", str(ORDINARY)) if os.geteuid() == 0 else ()
+def _ordinary(place: Path) -> tuple[str, ...]:
+    return (sys.executable, "-I", str(ORDINARY), str(place)) if os.geteuid() == 0 else ()
 
 
 async def natively(wish: Wish, listener: Listener) -> None:
@@ -120,7 +120,7 @@ async def natively(wish: Wish, listener: Listener) -> None:
         }  # fmt: skip
         with (place / "stderr").open("wb") as noise:
             process = await asyncio.create_subprocess_exec(
-                *_ordinary(), sys.executable, str(SCRIPT), str(place / "request.json"), stdin=asyncio.subprocess.DEVNULL,
+                *_ordinary(place), sys.executable, str(SCRIPT), str(place / "request.json"), stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE, stderr=noise, env=environment, cwd=place / "tmp", start_new_session=True,
                 limit=1 << 22,
             )  # fmt: skip
@@ -128,6 +128,8 @@ async def natively(wish: Wish, listener: Listener) -> None:
             assert process.stdout is not None
             await _listen(wish, listener, _lines(process.stdout))
             status = await process.wait()
+            if status == 125 and _ordinary(place):
+                raise SystemExit(_end(place / "stderr"))
             if status and not listener.outcome.whole:
                 raise Ended("crashed", f"exit status {status}: {_end(place / 'stderr')}")
         finally:

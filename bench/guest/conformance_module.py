@@ -7,14 +7,14 @@ REQUEST.json: {"module": name in the package `test`, "file": null or a file to l
 fork and exec are to fail, natively, as they do in a VM}. What the tests print goes to stderr; on stdout is one JSON array a line:
 
     ["start", CASE]
-    ["end", CASE, OUTCOME, TEXT, SECONDS, CHILDREN]   TEXT: why it was skipped, or the end of its traceback
+    ["end", CASE, OUTCOME, TEXT, SECONDS]             TEXT: why it was skipped, or the end of its traceback
     ["excluded", CASE]
     ["error", TEXT]                                   the module as a whole: it could not be loaded
     ["skipped", TEXT]
     ["whole", SECONDS]                                it was run to its end
 
-OUTCOME: "passed", "failed", "error", "skipped", "expected failure", "unexpected success". CHILDREN: whether this case, or its
-class's set-up, had or waited for child processes. Set-ups of classes and modules are cases, if they do not succeed.
+OUTCOME: "passed", "failed", "error", "skipped", "expected failure", "unexpected success". Set-ups of
+classes and modules are cases, if they do not succeed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ import io
 import json
 import os
 import re
-import resource
 import struct
 import sys
 import tempfile
@@ -75,37 +74,6 @@ class Report:
         return True
 
 
-def _children() -> set[str]:
-    """Process ids; proc(5): /proc/PID/task/TID/children."""
-    found: set[str] = set()
-    try:
-        for task in os.listdir("/proc/self/task"):
-            with open(f"/proc/self/task/{task}/children") as file:
-                found.update(file.read().split())
-    except OSError:
-        pass
-    return found
-
-
-class Processes:
-    """Whether child processes were begun, or waited for, since it was asked last. Those that live on are no matter of later
-    cases (multiprocessing's resource tracker)."""
-
-    def __init__(self) -> None:
-        self._seen: set[str] = set()
-        self._waited: tuple[float, ...] = ()
-        self.more()
-
-    def more(self) -> bool:
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        waited = used.ru_minflt, used.ru_majflt, used.ru_utime, used.ru_stime
-        children = _children()
-        found = waited != self._waited or not children <= self._seen
-        self._waited = waited
-        self._seen = children
-        return found
-
-
 def _name(test: Any) -> str:
     return str(test.id()).removeprefix("test.")
 
@@ -119,31 +87,24 @@ class Result(unittest.TestResult):
         self._case = ""
         self._told: tuple[str, str] | None = None
         self._since = 0.0
-        self._processes = Processes()
-        self._class: type | None = None
-        self._set_up_with = False
 
     def startTest(self, test: Any) -> None:
         super().startTest(test)
         self._case = self._names.get(id(test)) or _name(test)
         self._told = None
         self._report.tell("start", self._case)
-        between = self._processes.more()
-        if type(test) is not self._class:  # what came between was its class's set-up
-            self._class, self._set_up_with = type(test), between
         self._since = time.monotonic()
 
     def stopTest(self, test: Any) -> None:
         outcome, text = self._told or ("passed", "")
         seconds = round(time.monotonic() - self._since, 3)
-        children = self._processes.more() or self._set_up_with
-        self._report.tell("end", self._case, outcome, text, seconds, children)
+        self._report.tell("end", self._case, outcome, text, seconds)
         self._case = ""
         super().stopTest(test)
 
     def _heard(self, test: Any, outcome: str, text: str, worse: bool = False) -> None:
         if not self._case:  # a set-up or tear-down of a class or module
-            self._report.tell("end", _name(test), outcome, text, 0, self._processes.more())
+            self._report.tell("end", _name(test), outcome, text, 0)
         elif self._told is None or worse:
             self._told = outcome, text
 

@@ -441,6 +441,7 @@ def _refusing(call: typing.Callable[..., object], own_arguments: bool) -> typing
                 raise OSError(errno.ENOSYS, ONE_PROCESS) from None
             raise
 
+    refuse.__text_signature__ = getattr(call, "__text_signature__", None)  # type: ignore[attr-defined]
     return refuse
 
 
