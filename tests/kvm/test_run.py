@@ -150,13 +150,16 @@ def test_unknown_system_calls_and_forks_fail_in_the_guest(agentfw: Agentfw) -> N
 
 
 WRONG_ARGUMENTS = r"""
-import _posixsubprocess, os, pathlib
+import _posixsubprocess, inspect, os, pathlib
+class Spawner:
+    spawn = os.posix_spawn
+print(inspect.signature(os.execv), os.posix_spawn.__text_signature__, os.fork.__name__)
 env = {"A": "1"}
 for call in (
     lambda: os.fork(1), lambda: os.execv("x", []), lambda: os.execv("x", ["", "y"]), lambda: os.execve("x", ["x\0"], env),
     lambda: os.execve("x", ["x"], {"A=": "1"}), lambda: os.execve("x", ["x"], {"A": 1}), lambda: os.execve(1.5, ["x"], env),
     lambda: os.posix_spawn("x", ["x"], env, file_actions=[None]), lambda: os.posix_spawn("x", ["x"], env, setsigmask=["a"]),
-    lambda: os.posix_spawn("x", "x", env), lambda: _posixsubprocess.fork_exec(1), lambda: os.fork(),
+    lambda: os.posix_spawn("x", "x", env), lambda: Spawner().spawn("x", ["x"], {"A": 1}), lambda: _posixsubprocess.fork_exec(1), lambda: os.fork(),
     lambda: os.execv("x", ["x", ""]), lambda: os.execve(pathlib.Path("x"), (b"x",), os.environb),
     lambda: os.posix_spawn("x", ["x"], os.environ, setpgroup=0),
 ):

@@ -427,22 +427,24 @@ def _plain(path: object = "", words: object = ("a",), variables: object = types.
     )
 
 
-def _refusing(call: typing.Callable[..., object], own_arguments: bool) -> typing.Callable[..., object]:
-    """`own_arguments`: they are the interpreter's, not the program's, and not looked at."""
+class _Refused:
+    """A call that cannot work, with the reason. Like the interpreter's own it is nobody's method. `own_arguments`: they are the
+    interpreter's, not the program's, and not looked at."""
 
-    @functools.wraps(call)
-    def refuse(*arguments: object, **more: object) -> object:
-        if own_arguments or (not more and len(arguments) <= 3 and _plain(*arguments)):
+    def __init__(self, call: typing.Callable[..., object], own_arguments: bool) -> None:
+        functools.update_wrapper(self, call)
+        self.__text_signature__ = getattr(call, "__text_signature__", None)
+        self._call, self._own_arguments = call, own_arguments
+
+    def __call__(self, *arguments: object, **more: object) -> object:
+        if self._own_arguments or (not more and len(arguments) <= 3 and _plain(*arguments)):
             raise OSError(errno.ENOSYS, ONE_PROCESS)
         try:
-            return call(*arguments, **more)  # says what is wrong with them; if nothing is, the shim refuses, and writes a line
+            return self._call(*arguments, **more)  # says what is wrong; if nothing is, the shim refuses, and writes a line
         except OSError as error:
             if error.errno == errno.ENOSYS:
                 raise OSError(errno.ENOSYS, ONE_PROCESS) from None
             raise
-
-    refuse.__text_signature__ = getattr(call, "__text_signature__", None)  # type: ignore[attr-defined]
-    return refuse
 
 
 def _one_process() -> None:
@@ -451,7 +453,7 @@ def _one_process() -> None:
         for name in ("fork", "forkpty", "posix_spawn", "posix_spawnp", "execv", "execve", "fork_exec", "_fork_exec"):
             call = getattr(sys.modules.get(module), name, None)
             if call is not None:
-                setattr(sys.modules[module], name, _refusing(call, module == "subprocess"))
+                setattr(sys.modules[module], name, _Refused(call, module == "subprocess"))
 
 
 def _preload(modules: list[str]) -> None:
