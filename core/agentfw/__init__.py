@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .errors import AgentfwError, ConfigError, Denied
     from .hookspecs import hookimpl
     from .http1 import Headers, RequestHead, ResponseHead
-    from .pool.jobs import Limits, PoolError
+    from .pool.jobs import Limits, PoolError, Trace
     from .sdk import (
         Code,
         Handle,
@@ -66,6 +66,7 @@ __all__ = [
     "TlsInfo",
     "TlsRequest",
     "TooMuchOutput",
+    "Trace",
     "Upstream",
     "hookimpl",
 ]
@@ -101,6 +102,7 @@ _HOMES = {
     "TlsInfo": "upstream",
     "TlsRequest": "upstream",
     "TooMuchOutput": "sdk",
+    "Trace": "pool.jobs",
     "Upstream": "upstream",
     "hookimpl": "hookspecs",
 }

@@ -237,3 +237,26 @@ def test_over_tcp_and_reloaded(run: Run, start: Start, tmp_path: Path) -> None:
     assert text == "reloaded: policy changed\n", "none of what was refused is in force"
     done = run("pool", "stop", **remote)
     assert done.returncode == 0 and pool.wait(20) == 0
+
+
+def test_a_job_is_traced(start: Start, run: Run) -> None:
+    pool = start("pool", "start", *SMALL)
+    ready(pool)
+    traced = (
+        "submit",
+        "--wait",
+        "--strace-calls",
+        "mkdir,rmdir",
+        "-c",
+        "import os; os.mkdir('/tmp/a'); print('out'); os.rmdir('/tmp/a')",
+    )
+    done = run(*traced)
+    assert (done.returncode, done.stdout) == (0, "out\n")
+    assert done.stderr == 'mkdir("/tmp/a", 0777) = 0 [host]\nrmdir("/tmp/a") = 0 [host]\n+++ exited with 0 +++\n'
+    table = run(*traced[:2], "--strace=summary", *traced[2:]).stderr
+    assert table.startswith("% time") and " host  rmdir\n" in table and "mkdir(" not in table
+    assert run("submit", "--wait", *traced[4:]).stderr == ""
+    wrong = run("submit", "--strace-calls", "opne", "-c", "pass")
+    assert wrong.returncode == 125 and "no system call is named `opne`" in wrong.stderr
+    pool.send_signal(signal.SIGTERM)
+    assert pool.wait(30) == 0

@@ -47,10 +47,10 @@ class SavedVm:
         self._close = weakref.finalize(self, _close_all, fd, base)
 
     def config(self, vms: int, runners: int = 1) -> CellConfig:
-        """Of a cell for `vms` VMs that go on from here: all else as in the cell that it was saved in."""
-        return replace(
-            self._config, vms=vms, runners=runners, snapshot_in=self, snapshot_out=None, hot_in=None, hot_out=None, recycle=False
-        )
+        """Of a cell for `vms` VMs that go on from here: all else as in the cell that it was saved in, but nobody is told of their
+        system calls."""
+        own = replace(self._config, snapshot_out=None, hot_in=None, hot_out=None, recycle=False, trace=None)
+        return replace(own, vms=vms, runners=runners, snapshot_in=self)
 
     def memory(self) -> int:
         """Bytes of memory that it takes, shared by all VMs that go on from here."""

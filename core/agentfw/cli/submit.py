@@ -65,6 +65,14 @@ class Options:
 @click.option("--stdin", metavar="FILE|-", help="Its standard input.  [default: nothing]")
 @click.option("-n", "--count", type=click.IntRange(1, 100_000), default=1, metavar="COUNT", help="Submit it so many times.")
 @click.option("--wait", is_flag=True, help="Print its output as it comes, and exit as it does.")
+@click.option(
+    "--strace",
+    type=click.Choice(["lines", "summary"]),
+    metavar="[=lines|=summary]",
+    help="Print its system calls on its stderr, or a table of them at the end.",
+)
+@click.option("--strace-calls", metavar="NAMES", help="Only these system calls, as `open*,read`.")
+@click.option("--strace-size", type=click.IntRange(0, 1024), metavar="BYTES", help="Of a string that are shown.  [default: 32]")
 @json_option
 @click.option("-q", "--quiet", is_flag=True, help="No notes on stderr, errors only.")
 @pool_options
@@ -82,6 +90,9 @@ def submit(
     wait: bool,
     as_json: bool,
     quiet: bool,
+    strace: str | None,
+    strace_calls: str | None,
+    strace_size: int | None,
     **given: Any,
 ) -> int:
     """Give a program to a pool.
@@ -99,6 +110,9 @@ def submit(
     fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     fields["env"] = dict(variable(text) for text in env)
     fields["labels"] = dict(label(text) for text in labels)
+    if strace is not None or strace_calls is not None:
+        size = {} if strace_size is None else {"size": strace_size}
+        fields["strace"] = {"summary": strace == "summary", "calls": strace_calls or "", **size}
     if timeout is not None:
         fields["timeout"] = seconds(timeout)
     job = prepare(program, files, fields, stdin, interactive=wait and stdin == "-" and count == 1)

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Literal, Protocol
 
 from agentfw_vmm import CellError, CellHandler, GuestFlow, SavedVm, VmExit, VmStatistics
+from agentfw_vmm.trace import Tracer
 
 from ..dispatch import AHEAD, Frames
 from ..lives import KILL_SECONDS
@@ -81,6 +82,10 @@ class Loss:
 
 class User(Protocol):
     """Whom a running VM belongs to."""
+
+    @property
+    def tracer(self) -> Tracer | None:
+        """Who is told of its system calls, if its cell traces them."""
 
     def flow_opened(self, flow: GuestFlow) -> None: ...
 

@@ -17,6 +17,7 @@ import logging
 import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping, Sequence
+from typing import cast
 
 import msgspec
 from agentfw_vmm import Cell, CellError, CellHandler
@@ -39,6 +40,7 @@ from .runs import JobEvents, Run, Surroundings
 from .shares import Shares
 from .stock import Stock
 from .templates import Prepared, Templates
+from .traces import CellTrace
 
 TICK_SECONDS = 1.0
 CLOSE_SECONDS = 5.0
@@ -222,13 +224,14 @@ class Engine:
         except AgentfwError as error:
             self.runtime.note(run.agent, None, error)
             return run.over(ExitReport("internal", text=str(error)))
-        isolation: Isolation = job.isolation or self._pool.isolation
+        traced = job.strace is not None
+        isolation: Isolation = "process" if traced else job.isolation or self._pool.isolation
         again = 1
         while True:
             try:
                 template = self._templates.peek(job.template) or await self._templates.get(job.template)
                 environment = {**default_environment(), **template.environment, **job.env}
-                return await run.perform(GroupKey(job.tenant, template, isolation), environment, stdin)
+                return await run.perform(GroupKey(job.tenant, template, isolation, traced), environment, stdin)
             except PoolError:
                 raise
             except Trouble as error:
@@ -272,7 +275,7 @@ class Engine:
         saved = await forks.save(run, old)
         assert old is not None
         key = forks.forked(old, saved)
-        job = msgspec.structs.replace(run.job, stdin=b"", interactive=False)  # the job has had that
+        job = msgspec.structs.replace(run.job, stdin=b"", interactive=False, strace=None)  # the job has had that, or has it
         tasks = []
         for index, (copy, each) in enumerate(zip(ids, events, strict=True)):
             agent = Agent(f"{copy}-{next(self._numbers)}", _name(job.name or copy), _labels(job))
@@ -394,7 +397,8 @@ class Engine:
         return found.share, None if running is None else max(1, math.ceil(running * self._part))
 
     def _start_cell(self, group: Group) -> StartCell:
-        prepared, recycle = group.key.template, self._stock.recycle
+        prepared, traced = group.key.template, group.key.traced
+        recycle = self._stock.recycle and not traced
 
         def start(handler: CellHandler, vms: int) -> Awaitable[CellLike]:
             if isinstance(prepared, forks.Forked):
@@ -409,6 +413,7 @@ class Engine:
                 hot_in=self._templates.hot(prepared),
                 key=prepared.key,
                 recycle=recycle,
+                trace=CellTrace(cast(PoolCell, handler)) if traced else None,
                 **prepared.trust,
             )
             return Cell.start(config, handler)

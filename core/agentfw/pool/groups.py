@@ -28,6 +28,8 @@ class GroupKey:
     tenant: str
     template: Prepared
     isolation: Isolation
+    traced: bool = False
+    """Its VMs' system calls are told: no VM waits for a job here, and no job without `strace` gets one."""
 
 
 class Trouble(Exception):
@@ -75,7 +77,7 @@ class Group:
 
     def keeps(self, most: int) -> int:
         """VMs that may wait: the target, and what was in use lately and is not now (of that, `most`)."""
-        if self.retired:
+        if self.retired or self.key.traced:
             return 0
         return self.target + max(0, min(most, math.ceil(self.level - 0.5) - self.count["running"]))
 

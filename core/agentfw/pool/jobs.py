@@ -70,6 +70,17 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Bytes of stdout and stderr together; with more it is killed, and its end is "output"."""
 
 
+class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A job's system calls, printed on its stderr as strace prints them."""
+
+    summary: bool = False
+    """A table of them at the end instead."""
+    calls: Annotated[str, Meta(max_length=256)] = ""
+    """Only these, as `open*,read`; "": all."""
+    size: Annotated[int, Meta(ge=0, le=1024)] = 32
+    """Bytes of a string that are shown."""
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A program to run once. `target`: for "script" a path in the guest (relative ones: in JOB_DIRECTORY, where `files` are laid;
     absolute ones: what a mount of the template shows), for "module" its name, for "code" its text."""
@@ -96,6 +107,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     isolation: Isolation | None = None
     """"cell": VMs share a jailed process with their tenant's others only; "process": a process a VM. None: the pool's."""
     limits: Limits = Limits()
+    strace: Trace | None = None
+    """Its system calls are printed. It has a process of its own then, which is started for it."""
     retries: Annotated[int, Meta(ge=0, le=10)] = 0
     """How often it may be run again from its beginning when its worker or cell died under it (not when it failed by itself)."""
 
@@ -105,6 +118,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         try:
             if types:
                 fields = {**msgspec.structs.asdict(self), "limits": msgspec.structs.asdict(self.limits)}
+                if self.strace is not None:
+                    fields["strace"] = msgspec.structs.asdict(self.strace)
                 msgspec.convert(fields, Job, builtin_types=(bytes,))  # text is no base64 here
             self._check_values()
         except UnicodeEncodeError:
@@ -140,6 +155,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         size = len(self.stdin) + sum(map(len, self.files.values())) + sum(len(each.encode()) for each in text)
         if size > MAX_PAYLOAD:
             raise PoolError("bad_job", f"{size} bytes of files, code and stdin (at most {MAX_PAYLOAD})")
+        if self.strace is not None and self.strace.calls:
+            from ..strace import chosen
+
+            try:
+                chosen(self.strace.calls)
+            except ValueError as error:
+                raise PoolError("bad_job", f"strace: {shown(str(error))}") from None
         if len(self.labels) > MAX_LABELS:
             raise PoolError("bad_job", f"{len(self.labels)} labels (at most {MAX_LABELS})")
         for name, value in self.labels.items():

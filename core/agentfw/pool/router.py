@@ -284,7 +284,9 @@ class Router:
         if not self._waiting.may_run(entry.job.tenant, count):
             self._full(f"tenant `{entry.job.tenant}` may not run {count} more (its `running`)")
         # What it was made of is in its memory, and counts once however many copies there are.
-        job = msgspec.structs.replace(entry.job, target="", args=(), env={}, files={}, stdin=b"", interactive=False, retries=0)
+        job = msgspec.structs.replace(
+            entry.job, target="", args=(), env={}, files={}, stdin=b"", interactive=False, strace=None, retries=0
+        )
         copies = [self.book.add(job, self._output_limit(job), entry.id) for _ in range(count)]
         for copy in copies:
             self._waiting.run(copy)

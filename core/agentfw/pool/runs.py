@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 
 from agentfw_vmm import CellError, GuestFlow, VmExit, VmStatistics
 from agentfw_vmm.report import out_of_cpu
+from agentfw_vmm.trace import Tracer
 
 from .. import guest_trust
 from ..agents import Agent, ExitReport
@@ -26,6 +27,7 @@ from .groups import GroupKey, Trouble
 from .jobs import JOB_DIRECTORY, Job, JobResult, Limits, PoolError, Usage
 from .stock import Stock
 from .templates import Prepared
+from .traces import JobTrace
 
 log = logging.getLogger("agentfw.pool")
 
@@ -91,6 +93,12 @@ class Run:
         self._written = [0, 0]
         self._warm_cpu = 0
         self._end_told = False
+        self._trace = JobTrace(job.strace, lambda data: events.output(2, data)) if job.strace is not None else None
+
+    @property
+    def tracer(self) -> Tracer | None:
+        """(User)"""
+        return self._trace.tracer if self._trace is not None else None
 
     @property
     def vm(self) -> Vm | None:
@@ -191,7 +199,11 @@ class Run:
             seconds = time.perf_counter() - self._began
             while not all(output.ended for output in self._outputs):  # all it wrote, before its end is told
                 await self._wait()
+            if self._trace is not None:
+                await self._trace.end()
         finally:
+            if self._trace is not None:
+                self._trace.close()
             for each in (timer, self._silence):
                 if each is not None:
                     each.cancel()

@@ -263,7 +263,7 @@ class Stock:
                 return False
             self._spare(group)
             vms = group.cell_vms
-            recycle = self.recycle and not group.late
+            recycle = self.recycle and not group.late and not group.key.traced
             cell = PoolCell(self, (group.count, self.count), vms, min(self._runners(vms), vms), recycle, group.late)
             if len(group.cells) >= SOON_CELLS:
                 cell.soon_part = 1
@@ -283,7 +283,7 @@ class Stock:
         """A cell has to be started for this group. If it is not the only tenant, another may soon be the next."""
         key = group.key
         others = any(each.tenant not in (key.tenant, SPARE) for each in self.groups)
-        if others and key.tenant != SPARE and not group.retired and self.idle_most and self.size >= SPARE_SIZE:
+        if others and key.tenant != SPARE and not key.traced and not group.retired and self.idle_most and self.size >= SPARE_SIZE:
             spare = self.group(GroupKey(SPARE, key.template, key.isolation))
             spare.used = self._loop.time()
             spare.target = 1
@@ -292,6 +292,8 @@ class Stock:
     def _adopt(self, group: Group) -> bool:
         """The first cell of a group may be one that was started for whoever comes: nobody has used it."""
         key = group.key
+        if key.traced:
+            return False
         spare = self.groups.get(GroupKey(SPARE, key.template, key.isolation))
         cell = next((cell for cell in spare.cells if cell.count["idle"] and not cell.closed), None) if spare is not None else None
         if spare is None or cell is None or group.retired:

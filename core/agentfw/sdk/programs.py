@@ -15,7 +15,7 @@ from typing import Any, TypedDict, TypeVar
 
 import msgspec
 
-from ..pool.jobs import MAX_FILES, MAX_PAYLOAD, Isolation, Job, Limits, Mode, PoolError, in_words
+from ..pool.jobs import MAX_FILES, MAX_PAYLOAD, Isolation, Job, Limits, Mode, PoolError, Trace, in_words
 from ..small_files import read_small
 
 StrPath = str | os.PathLike[str]
@@ -72,6 +72,8 @@ class JobOptions(TypedDict, total=False):
     limits: Limits | Mapping[str, Any]
     timeout: float
     """Seconds of wall time: `limits.seconds`."""
+    strace: Trace | Mapping[str, Any] | bool
+    """Its system calls are printed on its stderr: all of them, or as the fields of `Trace` say."""
     retries: int
     """How often it may be run again, from its beginning, when the machinery under it failed."""
 
@@ -236,6 +238,8 @@ def make_job(
     for name in ("policy", "tenant", "template", "isolation", "retries"):
         if name in options:
             fields[name] = options[name]
+    if options.get("strace"):
+        fields["strace"] = _trace(options["strace"])
     job = _checked(fields, Job)
     job.check(types=False)
     return job
@@ -248,6 +252,12 @@ def _argument(given: object) -> str:
 
 
 _NO_LIMITS = Limits()
+
+
+def _trace(given: Trace | Mapping[str, Any] | bool) -> Trace:
+    if isinstance(given, Trace):
+        return _checked(msgspec.structs.asdict(given), Trace)
+    return Trace() if given is True else _checked(dict(given), Trace)  # type: ignore[arg-type]
 
 
 def _limits(options: JobOptions) -> Limits:
