@@ -30,7 +30,7 @@ from conformance import modules
 from conformance.known import Known
 from conformance.outcome import Difference, Outcome, differences
 from conformance.running import Attempt, Wish, natively, run, vms
-from conformance.table import HEAD, Row, below, line, total
+from conformance.table import HEAD, Row, below, figures, line, total
 
 PAUSE = 20.0
 """Seconds between two writings of the results' file, which becomes some megabytes long."""
@@ -219,10 +219,13 @@ def main() -> int:
         known = known_failures.read(options.known)
     except (modules.NoTests, ValueError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
+    since = time.monotonic()
     rows = asyncio.run(bench(options, names, known))
+    seconds = time.monotonic() - since
     if options.native_only:
         return 0
     print(below(rows, known, options.texts))
+    print(f"\n{figures(rows, known, seconds)}")
     return int(any(row.differ or row.stale for row in rows))
 
 

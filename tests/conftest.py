@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 _skipped = 0
+WITHOUT_TESTS = "CPython's own tests (libpython3-testsuite)"
+"""In the reason of a test that is skipped since no Python here has them, which a whole run's end shows."""
 
 
 def _kvm_trouble() -> str | None:
@@ -41,6 +43,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if _skipped:
         terminalreporter.section("KVM", sep="!", red=True)
         terminalreporter.line(f"{_skipped} tests that need /dev/kvm did NOT run: {_kvm_trouble()}", red=True)
+    for report in terminalreporter.stats.get("skipped", []):
+        if isinstance(report.longrepr, tuple) and WITHOUT_TESTS in report.longrepr[2]:
+            terminalreporter.section("CPython's own tests", sep="!", red=True)
+            terminalreporter.line(f"{report.nodeid} did NOT run: {report.longrepr[2].removeprefix('Skipped: ')}", red=True)
 
 
 def _children() -> set[int]:

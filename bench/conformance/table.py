@@ -57,6 +57,25 @@ def total(rows: list[Row]) -> str:
     return line(f"{len(rows)} modules", native, vm)
 
 
+def figures(rows: list[Row], known: list[Known], seconds: float) -> str:
+    """The table of docs/conformance.md. `seconds`: wall."""
+    native = [row.native for row in rows if row.native is not None]
+    unfinished = sum(row.vm is not None and not row.vm.whole for row in rows)
+    skipped, failed = sum(each.count("skipped") for each in native), sum(each.failed for each in native)
+    run = sum(len(each.cases) for each in native) - skipped
+    in_need, modules = sum(len(row.subprocess) for row in rows), sum(bool(row.subprocess) for row in rows)
+    excluded = {entry.pattern for entry in known for row in rows if row.vm for case in row.vm.excluded if entry.matches(case)}
+    cells = {
+        "modules": f"{len(rows)}, {f'{unfinished} NOT' if unfinished else 'all'} run to their end, in {seconds / 60:.0f} minutes",
+        "cases natively": f"{run:,} run, of which {failed} failed; {skipped:,} skipped",
+        "the same in the VM": f"{sum(row.same for row in rows):,}",
+        "need subprocesses": f"{in_need:,}, in {modules} modules",
+        "excluded": f"{sum(len(row.vm.excluded) for row in rows if row.vm):,} by {len(excluded)} patterns",
+        "differ": f"{sum(len(row.differ) for row in rows)}; unsteady {sum(len(row.unsteady) for row in rows)}",
+    }
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in cells.items())])
+
+
 def below(rows: Iterable[Row], known: list[Known], chars: int = 0) -> str:
     """Every difference, stale entries, and the known failures' number. `chars`: so much of each difference's text."""
     rows = list(rows)

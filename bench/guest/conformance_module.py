@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import errno
 import fnmatch
+import gc
 import importlib
 import importlib.util
 import io
@@ -87,8 +88,12 @@ class Result(unittest.TestResult):
         self._case = ""
         self._told: tuple[str, str] | None = None
         self._since = 0.0
+        self._failed_before = False
 
     def startTest(self, test: Any) -> None:
+        if self._failed_before:  # what it left (transports, whose end is a warning) is not for this one to find
+            self._failed_before = False
+            gc.collect()
         super().startTest(test)
         self._case = self._names.get(id(test)) or _name(test)
         self._told = None
@@ -100,6 +105,7 @@ class Result(unittest.TestResult):
         seconds = round(time.monotonic() - self._since, 3)
         self._report.tell("end", self._case, outcome, text, seconds)
         self._case = ""
+        self._failed_before = outcome in ("failed", "error")
         super().stopTest(test)
 
     def _heard(self, test: Any, outcome: str, text: str, worse: bool = False) -> None:
