@@ -41,9 +41,11 @@ s64 fput(struct file *f, s64 result)
 /* Room for descriptor n? */
 static int grow(u32 n)
 {
+    if (n >= NOFILE)
+        return 0;
     while (n >= fd_size) {
         u32 size = fd_size ? fd_size * 2 : 32;
-        u64 *t = size > FD_MAX ? 0 : kalloc(size * sizeof *t);
+        u64 *t = kalloc(size * sizeof *t);
         if (!t)
             return 0;
         memcpy(t, fd_table, fd_size * sizeof *t);
@@ -215,7 +217,7 @@ PL(fcntl)
     switch ((u32)b) {
     case F_DUPFD:
     case F_DUPFD_CLOEXEC:
-        if (c >= FD_MAX)
+        if ((u32)c >= NOFILE)
             return -EINVAL;
         o->refs++;
         return fd_install_from(o, c, b == F_DUPFD ? 0 : O_CLOEXEC);

@@ -33,7 +33,8 @@ struct sock;
 #define SK(name) __attribute__((section(".io_sk"))) s64 sys_##name(UNUSED struct sock *s, UNUSED u64 b, UNUSED u64 c, UNUSED u64 d, UNUSED u64 e, UNUSED u64 f)
 #define PL(name) s64 sys_##name(UNUSED u64 a, UNUSED u64 b, UNUSED u64 c, UNUSED u64 d, UNUSED u64 e, UNUSED u64 f)
 
-#define FD_MAX 4096                  /* descriptors a VM may hold */
+#define FD_MAX 4096                  /* descriptors a VM may hold at most */
+#define NOFILE CTL->rlimit[14]       /* and that it may now: RLIMIT_NOFILE */
 #define CHAN_MAX 0x10000             /* bytes a pipe or a socket's direction holds */
 #define FRAME sizeof(struct afw_dgram)
 #define ALL_EVENTS (POLLIN | POLLOUT | POLLERR | POLLHUP | POLLRDHUP)

@@ -111,7 +111,7 @@ static s64 unmask(int was, u64 old, s64 r)
 
 static s64 poll_user(u64 user, u64 n, u64 deadline)
 {
-    if (n > FD_MAX)
+    if (n > NOFILE)
         return -EINVAL;
     if (n && !user_ok(user, n * sizeof(struct pollfd), 1))
         return -EFAULT;

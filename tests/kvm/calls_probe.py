@@ -9,7 +9,9 @@ import ctypes
 import errno
 import fcntl
 import os
+import resource
 import shutil
+import signal
 import socket
 import stat
 import sys
@@ -29,7 +31,7 @@ NR = {
     "openat": 257, "mkdirat": 258, "mknodat": 259, "fchownat": 260, "futimesat": 261, "newfstatat": 262, "unlinkat": 263, "renameat": 264,
     "linkat": 265, "symlinkat": 266, "readlinkat": 267, "fchmodat": 268, "faccessat": 269, "sync_file_range": 277, "utimensat": 280,
     "fallocate": 285, "dup3": 292, "preadv": 295, "pwritev": 296, "syncfs": 306, "renameat2": 316, "memfd_create": 319, "preadv2": 327,
-    "pwritev2": 328, "statx": 332, "openat2": 437, "copy_file_range": 326, "ioctl": 16, "faccessat2": 439,
+    "pwritev2": 328, "statx": 332, "openat2": 437, "copy_file_range": 326, "pipe2": 293, "ioctl": 16, "faccessat2": 439,
 }  # fmt: skip
 CWD = -100
 NOBODY = 12345
@@ -667,6 +669,141 @@ def naming() -> None:
             os.unlink("by-fd")
 
 
+def resolving() -> None:
+    """openat2(): what a path may lead over."""
+    plant()
+    os.symlink("/f", "d/absolute")
+    os.symlink("../f", "d/up")
+    os.symlink("../../../../../../f", "d/far")
+    os.symlink("/", "d/root")
+    os.symlink("/proc/self/fd/%d" % os.open("f", os.O_RDONLY), "d/magic")
+    os.symlink("sub/../in", "d/within")
+    fd, d = os.open("f", os.O_RDONLY), os.open("d", os.O_RDONLY)
+    paths = ["in", "sub", "sub/../in", "../f", "absolute", "up", "far", "root", "root/in", "magic", "within", "/in", "/../in", "/sub/..", "..", ".", "/",
+             f"/proc/self/fd/{fd}", "/proc/self/fd", "/proc/self/status", "/proc/self/cwd", "/proc/self/exe", "/proc/self/root/proc", "/proc/self",
+             "/dev/null", "made", "/made", "sub/../../f", "nope/in", ""]  # fmt: skip
+    for flags in (os.O_RDONLY, os.O_PATH | os.O_NOFOLLOW, os.O_CREAT | os.O_WRONLY, os.O_DIRECTORY, os.O_TRUNC | os.O_WRONLY):
+        for resolve in (0, 1, 2, 4, 8, 16, 32, 3, 6, 10, 18, 24, 9, 17, 64):
+            how = (ctypes.c_long * 3)(flags, 0o600 if flags & os.O_CREAT else 0, resolve)
+            for path in paths:
+                if flags & os.O_ACCMODE and path.startswith(("/", "absolute", "far", "root")) and not resolve & 24:
+                    continue  # (what is above is not ours)
+                if (resolve & 1 and path == "/dev/null") or (resolve == 32 and path not in ("in", "sub", "..")):
+                    continue  # (which mounts there are, and what the kernel has in its caches)
+                say("openat2", oct(flags), resolve, path, word(opened("openat2", d, path.encode(), ctypes.addressof(how), 24)))
+                for made in ("made", "d/made"):
+                    if os.path.exists(made):
+                        say(os.unlink(made), made)
+    for closed in (900, fd):
+        for path in ("in", "/in"):
+            for resolve in (0, 8, 16):
+                how = (ctypes.c_long * 3)(0, 0, resolve)
+                say(
+                    "openat2",
+                    "closed" if closed == 900 else "file",
+                    path,
+                    resolve,
+                    word(opened("openat2", closed, path.encode(), ctypes.addressof(how), 24)),
+                )
+    os.unlink("d/root")
+
+
+def limits() -> None:
+    """RLIMIT_FSIZE and RLIMIT_NOFILE."""
+    os.closerange(3, 1000)
+    plant()
+    signal.signal(signal.SIGXFSZ, lambda *_: say("SIGXFSZ"))
+    f, a, t = os.open("f", os.O_RDWR), os.open("f", os.O_RDWR | os.O_APPEND), os.open(".", os.O_TMPFILE | os.O_RDWR)
+    soft = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, soft[1]))
+    for fd in (f, a, t):
+        say(
+            "write",
+            *(word(call("pwrite64", fd, b"x" * 12, n, at)) for at in (0, 15, 19, 20, 30) for n in (0, 1, 12)),
+            os.fstat(fd).st_size,
+        )
+        say("more", word(call("write", fd, b"x" * 30, 30)), word(call("write", fd, b"x", 1)), os.fstat(fd).st_size)
+        say("sizes", *(word(call("ftruncate", fd, n)) for n in (20, 21, 5, 30, 1000)), os.fstat(fd).st_size)
+        say(
+            "room",
+            *(word(call("fallocate", fd, keep, at, n)) for keep in (0, 1) for at, n in ((0, 20), (10, 11), (0, 30), (21, 1))),
+            os.fstat(fd).st_size,
+        )
+    say("path", word(call("truncate", b"f", 21)), word(call("truncate", b"f", 3)))
+    os.lseek(f, 0, 0)
+    os.ftruncate(f, 15)
+    say(
+        "sent",
+        word(call("sendfile", t, f, 0, 15)),
+        word(call("copy_file_range", f, 0, t, 0, 15, 0)),
+        os.lseek(t, 0, 1),
+        os.fstat(t).st_size,
+    )
+    os.lseek(f, 0, 0)
+    say(
+        "copied",
+        word(call("copy_file_range", f, 0, t, 0, 15, 0)),
+        word(call("copy_file_range", f, 0, t, 0, 15, 0)),
+        os.fstat(t).st_size,
+    )
+    resource.setrlimit(resource.RLIMIT_FSIZE, soft)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, soft[1]))
+    say(
+        *(word(call("fcntl", f, 0, n)) for n in (64, 65, -1)),
+        *(word(call("dup2", f, n)) for n in (64, 63, 62)),
+        call("fcntl", f, 0, 62),
+    )
+    held = []
+    while (fd := call("dup", f)) >= 0:
+        held.append(fd)
+    at = buffer()
+    say(
+        word(fd),
+        max(held),
+        word(call("open", b"f", 0)),
+        word(call("memfd_create", b"m", 0)),
+        word(call("fcntl", f, 0, 63)),
+        word(call("pipe2", at, 0)),
+    )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (32, soft[1]))
+    say(
+        word(call("dup2", f, 63)),
+        word(call("read", 63, at, 1)),
+        word(call("close", 63)),
+        word(call("dup2", f, 63)),
+        word(call("dup2", 62, 62)),
+    )
+    resource.setrlimit(resource.RLIMIT_NOFILE, soft)
+    say(call("dup", f), word(call("dup2", f, soft[0])), word(call("dup2", f, soft[0] - 1) - soft[0]))
+    for fd in (*held, 62, 63, soft[0] - 1):
+        call("close", fd)
+
+
+def told() -> None:
+    """What /proc says of descriptors; names of pipes."""
+    plant()
+    f = os.open("f", os.O_RDWR | os.O_APPEND)
+    os.lseek(f, 7, 0)
+    fcntl.lockf(f, fcntl.LOCK_EX, 3, 1)
+    fcntl.flock(f, fcntl.LOCK_SH)
+    call("fcntl", f, OFD_SETLK, flock(RD, 0, 5, 0))
+    for fd in (f, os.dup(f), os.open("d", os.O_RDONLY), os.open("/dev/null", os.O_RDONLY), os.memfd_create("m")):
+        lines = [line.split() for line in open(f"/proc/self/fdinfo/{fd}")]
+        say(sorted(line[:2] for line in lines if line[0] in ("pos:", "flags:")), lines[3][1] == str(os.fstat(fd).st_ino))
+        say(sorted([*line[2:5], line[5] == str(os.getpid()), *line[7:]] for line in lines if line[0] == "lock:"))
+    say(
+        str(f) in os.listdir("/proc/self/fdinfo"),
+        oct(os.stat(f"/proc/self/fdinfo/{f}").st_mode),
+        os.path.exists("/proc/self/fdinfo/900"),
+    )
+    for name in (b"pipe", b"d/pipe", b"f", b"nope/pipe", b"pipe/"):
+        say("mkfifo", name, word(call("mknod", name, stat.S_IFIFO | 0o666, 0)), *tree())
+    say(stat.filemode(os.stat("pipe").st_mode), word(opened("open", b"pipe", os.O_WRONLY | os.O_NONBLOCK)), word(opened("open", b"pipe", os.O_PATH)),
+        word(call("truncate", b"pipe", 0)), word(call("link", b"pipe", b"other")), word(call("rename", b"pipe", b"d/pipe")), word(call("unlink", b"d/pipe")))  # fmt: skip
+
+
 def listings() -> None:
     """Directories that change while they are read, and many names."""
     plant()
@@ -700,7 +837,22 @@ def run(directory: str) -> None:
     top, HOME = HOME, HOME + "/home"
     os.mkdir(HOME)
     os.chdir(HOME)
-    for part in (on_paths, on_pairs, on_descriptors, bad_pointers, partly, offsets, locks, many_locks, moving, naming, listings):
+    for part in (
+        on_paths,
+        on_pairs,
+        on_descriptors,
+        bad_pointers,
+        partly,
+        offsets,
+        locks,
+        many_locks,
+        moving,
+        naming,
+        resolving,
+        limits,
+        told,
+        listings,
+    ):
         say("#", part.__name__)
         part()
     plant()

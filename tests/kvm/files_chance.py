@@ -14,6 +14,7 @@ import os
 import random
 import shutil
 import stat
+import struct
 import sys
 import tempfile
 from collections.abc import Callable
@@ -23,6 +24,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.renameat2.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
 NAMES = "a", "b", "c", "d/a", "d/b", "d", "d/e", "d/e/a", "./a", "d/../b", "d/e/../a", "a/", "d/", "l/a", "l"
 STEPS = 120
+LOCK = struct.Struct("hhqqi4x")  # struct flock
 
 
 class Sequence:
@@ -135,6 +137,28 @@ class Sequence:
             return None  # of a file to itself: pages are sent while they are written to
         return os.sendfile(target, source, abs(self.place()), self.size())
 
+    def copied(self) -> object:
+        source, target, n = self.file(), self.file(), self.size()
+        return os.copy_file_range(
+            source, target, n, self.random.choice((None, abs(self.place()))), self.random.choice((None, abs(self.place())))
+        )
+
+    def locked(self) -> object:
+        """A lock of the process's or of a description's, or who has one. Nothing waits."""
+        r = self.random
+        command = r.choice((fcntl.F_GETLK, fcntl.F_SETLK, 36, 37, 37))  # F_OFD_GETLK, F_OFD_SETLK
+        asked = LOCK.pack(
+            r.choice((0, 0, 1, 1, 2)), r.choice((0, 0, 0, 1, 2)), r.choice((0, 3, 10, -2)), r.choice((0, 1, 5, 100, -1)), 0
+        )
+        kind, whence, start, length, pid = LOCK.unpack(fcntl.fcntl(self.file(), command, asked))
+        return kind, whence, start, length, pid == os.getpid() or pid
+
+    def linked(self) -> object:
+        path = f"/proc/self/fd/{self.file()}".encode()
+        if LIBC.linkat(-100, path, -100, self.name().encode(), 0x400):
+            raise OSError(ctypes.get_errno(), "")
+        return None
+
     def step(self) -> None:
         r = self.random
         choices: list[Callable[[], Any]] = [
@@ -161,7 +185,8 @@ class Sequence:
             lambda: os.chmod(self.name(), r.choice((0o644, 0o600, 0o755, 0o700, 0o400, 0o2755))),
             lambda: os.fchmod(self.file(), r.choice((0o644, 0o600, 0o400))),
             lambda: os.access(self.name(), r.choice((os.F_OK, os.R_OK, os.W_OK, os.X_OK))),
-            self.sent,
+            self.sent, self.copied, self.copied, self.linked, *[self.locked] * 6,
+            lambda: fcntl.flock(self.file(), fcntl.LOCK_NB | r.choice((fcntl.LOCK_SH, fcntl.LOCK_EX, fcntl.LOCK_UN))),
             lambda: fcntl.fcntl(self.file(), fcntl.F_SETFL, r.choice((0, os.O_APPEND))),
         ]  # fmt: skip
         n = r.randrange(len(choices))

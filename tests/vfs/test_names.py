@@ -161,7 +161,6 @@ def test_proc(make: MakeVfs) -> None:
         "self/root/proc/1",
         "kcore",
         "self/ns",
-        "self/fdinfo",
         "self/task/1",
         "sysrq-trigger",
     ):

@@ -38,8 +38,11 @@ int call_fd(struct caller *c, uint64_t fd, struct guest_fd *out)
 {
     uint64_t table = c->ctl->fd_table, entry;
     uint16_t kind[2];
-    if ((uint32_t)fd >= c->ctl->fd_size || c->read(c, &entry, table + (uint32_t)fd * 8ull, sizeof entry) || !(entry &= ~1ull) ||
-        c->read(c, &out->file, entry, sizeof out->file) || c->read(c, kind, out->file.ops, sizeof kind))
+    if ((uint32_t)fd >= c->ctl->fd_size || c->read(c, &entry, table + (uint32_t)fd * 8ull, sizeof entry) || !(entry & ~1ull))
+        return -EBADF;
+    out->closes = entry & 1;
+    entry &= ~1ull;
+    if (c->read(c, &out->file, entry, sizeof out->file) || c->read(c, kind, out->file.ops, sizeof kind))
         return -EBADF;
     out->fd = (uint32_t)fd;
     out->mode = out->file.handle ? 0 : kind[1];

@@ -19,12 +19,16 @@ struct caller {
 #define CALL_TIMES 8                 /* UTIMENS: a2 is a pointer of ours */
 #define CALL_NO_LINKS 16             /* OPEN: as openat2() with RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH */
 #define CALL_BENEATH 32
+#define CALL_NO_MAGIC 64             /* RESOLVE_NO_MAGICLINKS, RESOLVE_IN_ROOT, RESOLVE_NO_XDEV */
+#define CALL_IN_ROOT 128
+#define CALL_NO_MOUNTS 256
 
 struct guest_fd {                    /* a descriptor as the guest's table has it: what it says is worth as much as an operation of its own */
     struct afw_file file;
     uint32_t fd;
     uint32_t mode;                   /* S_IF* and bits; 0: something else, or a file of ours */
     uint64_t place;                  /* of a file of ours: address of its place */
+    uint32_t closes;                 /* FD_CLOEXEC */
 };
 struct stat;
 struct statx;

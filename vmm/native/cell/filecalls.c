@@ -16,6 +16,10 @@
 #define OPEN_VALID (O_ACCMODE | O_CREAT | O_EXCL | O_NOCTTY | O_TRUNC | O_APPEND | O_NONBLOCK | O_SYNC | O_DSYNC | O_ASYNC | O_DIRECT | 0100000 | \
                     O_DIRECTORY | O_NOFOLLOW | O_NOATIME | O_CLOEXEC | O_PATH | O_TMPFILE)
 #define STAT_FLAGS (AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT | AT_EMPTY_PATH | 0x6000 /* AT_STATX_SYNC_TYPE */)
+#define RESOLVE_KNOWN (RESOLVE_NO_XDEV | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH | RESOLVE_IN_ROOT | RESOLVE_CACHED)
+#ifndef RESOLVE_CACHED
+#define RESOLVE_CACHED 0x20
+#endif
 #define MEMFD_KNOWN 0x1f             /* CLOEXEC, ALLOW_SEALING, HUGETLB, NOEXEC_SEAL, EXEC */
 #define SYS_FCHMODAT2 452
 
@@ -123,11 +127,20 @@ static int open_how(struct call *c)
         return -EINVAL;
     if (how.flags & O_PATH && how.flags & ~(uint64_t)(O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC))
         return -EINVAL;
-    /* The guest's mounts are few and its links are not magic; a promise to stay below a directory is not one to be half kept */
-    if (how.resolve & ~(uint64_t)(RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH))
+    if (how.resolve & ~(uint64_t)RESOLVE_KNOWN || (how.resolve & (RESOLVE_BENEATH | RESOLVE_IN_ROOT)) == (RESOLVE_BENEATH | RESOLVE_IN_ROOT))
         return -EINVAL;
+    /* (all that a look-up needs is there: nothing is ever waited for) */
+    if (how.resolve & RESOLVE_CACHED && how.flags & (O_TRUNC | O_CREAT | (O_TMPFILE & ~O_DIRECTORY)))
+        return -EAGAIN;
     int r = open_as(c, c->a[0], c->a[1], how.flags, how.mode);
-    c->e->reserved |= (how.resolve & RESOLVE_NO_SYMLINKS ? CALL_NO_LINKS : 0) | (how.resolve & RESOLVE_BENEATH ? CALL_BENEATH : 0);
+    static const struct { uint64_t resolve; uint32_t call; } words[] = {
+        {RESOLVE_NO_SYMLINKS, CALL_NO_LINKS}, {RESOLVE_BENEATH, CALL_BENEATH},   {RESOLVE_NO_MAGICLINKS, CALL_NO_MAGIC},
+        {RESOLVE_IN_ROOT, CALL_IN_ROOT},      {RESOLVE_NO_XDEV, CALL_NO_MOUNTS},
+    };
+    for (unsigned i = 0; i < sizeof words / sizeof *words; i++)
+        c->e->reserved |= how.resolve & words[i].resolve ? words[i].call : 0;
+    if (!r && how.resolve & RESOLVE_IN_ROOT && (int)c->a[0] != AT_FDCWD)          /* an absolute path, too */
+        r = call_handle(c, c->a[0], -ENOTDIR, &c->e->a[4]);
     return r;
 }
 
@@ -208,8 +221,8 @@ static int make_at(struct call *c, uint16_t op, uint64_t fd, uint64_t gva, uint6
     uint32_t type = mode & S_IFMT;
     if (op == AFW_OP_MKNOD && !type)
         type = S_IFREG;
-    if (op == AFW_OP_MKNOD && type != S_IFREG && type != S_IFSOCK)
-        return type == S_IFIFO || type == S_IFCHR || type == S_IFBLK || type == S_IFDIR ? -EPERM : -EINVAL;
+    if (op == AFW_OP_MKNOD && type != S_IFREG && type != S_IFSOCK && type != S_IFIFO)
+        return type == S_IFCHR || type == S_IFBLK || type == S_IFDIR ? -EPERM : -EINVAL;
     int r = at(c, op, fd, gva, 0);
     c->e->a[2] = op == AFW_OP_MKNOD ? masked(c, mode) | type : masked(c, mode) & 01777;
     return r;

@@ -202,10 +202,10 @@ static int64_t op_truncate(struct vfs *vfs, const uint64_t a[6])
     if (!a[0] && a[3]) {             /* a path */
         int64_t n = open_by_path(vfs, a + 2, O_WRONLY);
         if (n < 0)
-            return n;
+            return n == -ENXIO ? -EINVAL : n;        /* a socket's or a pipe's name */
         const uint64_t by_handle[6] = {(uint64_t)n, a[1]};
         int64_t r = op_truncate(vfs, by_handle);
-        handle_close(vfs, (uint64_t)n);
+        handle_end(vfs, (uint64_t)n);
         return r;
     }
     if (file_handle(vfs, a[0], 0, &h) < 0)
@@ -244,7 +244,7 @@ static int64_t op_statfs(struct vfs *vfs, const uint64_t a[6])
             return n;
         const uint64_t by_handle[6] = {(uint64_t)n, a[1]};
         int64_t r = op_statfs(vfs, by_handle);
-        handle_close(vfs, (uint64_t)n);
+        handle_end(vfs, (uint64_t)n);
         return r;
     }
     struct handle *h = handle_get(vfs, a[0]);
@@ -305,7 +305,7 @@ static int64_t op_fallocate(struct vfs *vfs, const uint64_t a[6])
     struct stat st;
     if ((r = handle_stat(vfs, h, &st)) < 0)
         return r;
-    if (!(a[1] & FALLOC_FL_KEEP_SIZE) && a[3] <= INT64_MAX - a[2] && (r = size_may_be(vfs, (uint64_t)st.st_size, a[2] + a[3])) < 0)
+    if (!(a[1] & (h->kind == BACK_TMP ? FALLOC_FL_PUNCH_HOLE : FALLOC_FL_KEEP_SIZE)) && a[3] <= INT64_MAX - a[2] && (r = size_may_be(vfs, (uint64_t)st.st_size, a[2] + a[3])) < 0)
         return r;
     if (h->kind == BACK_TMP)
         return tmpfs_fallocate(vfs->tmpfs, h->tmp, (int)a[1], a[2], a[3]);

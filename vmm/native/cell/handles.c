@@ -142,9 +142,16 @@ struct handle *handle_get(struct vfs *vfs, uint64_t number)
 int handle_close(struct vfs *vfs, uint64_t number)
 {
     struct handle *h = slot(vfs, number);
+    if (h)
+        locks_closed(vfs, (uint32_t)number, h, 1);
+    return handle_end(vfs, number);
+}
+
+int handle_end(struct vfs *vfs, uint64_t number)
+{
+    struct handle *h = slot(vfs, number);
     if (!h)
         return -EBADF;
-    locks_closed(vfs, (uint32_t)number, h, 1);
     locks_handle_gone(vfs, h);
     if (h->fd >= 0) {
         close(h->fd);

@@ -249,36 +249,27 @@ static int range_of(struct vfs *vfs, struct handle *h, const struct flock *l, ui
     return l->l_type == F_RDLCK || l->l_type == F_WRLCK || l->l_type == F_UNLCK ? 0 : -EINVAL;
 }
 
-/* Whose a lock in the way is: of this process, of nobody in particular (-1: a description's, or another VM's), or of one that a guest has no number for */
-static int32_t pid_of(struct vfs *vfs, const struct range *r, const struct flock *found)
-{
-    const struct range *own = conflict(vfs->locks, r);
-    if (own && own->start == found->l_start)
-        return own->owner == PROCESS ? (int32_t)vfs->vm->ctl->pid : -1;
-    return found->l_pid == -1 ? -1 : 0;
-}
-
 static int test(struct vfs *vfs, struct handle *h, const struct range *r, struct flock *answer)
 {
     struct flock found = {.l_type = F_UNLCK};
-    const struct range *own = conflict(vfs->locks, r);
+    const struct range *own = r->type == F_UNLCK ? 0 : conflict(vfs->locks, r);
     if (r->type == F_UNLCK)          /* as of Linux 6.5: what this very description holds there */
         for (uint32_t i = 0; vfs->locks && i < vfs->locks->n && !own; i++)
             if (mine(&vfs->locks->range[i], r) && overlap(&vfs->locks->range[i], r))
                 own = &vfs->locks->range[i];
     if (own)
-        found = (struct flock){.l_type = own->type, .l_start = own->start, .l_len = own->end == END ? 0 : own->end - own->start + 1};
+        found = (struct flock){.l_type = own->type, .l_start = own->start, .l_len = own->end == END ? 0 : own->end - own->start + 1,
+                               .l_pid = own->owner == PROCESS ? (int32_t)vfs->vm->ctl->pid : -1};
     else if (h && on_host(h) && r->type != F_UNLCK) {
         int e = table(vfs) ? host_lock(vfs, h, r, F_OFD_GETLK, &found) : -ENOMEM;
         if (e < 0)
             return e;
+        found.l_pid = found.l_pid == -1 ? -1 : 0;    /* of a description, or another VM's; of a process that a guest has no number for */
     }
     if (found.l_type == F_UNLCK)
         answer->l_type = F_UNLCK;
-    else {
-        found.l_pid = pid_of(vfs, r, &found);
+    else
         *answer = found;
-    }
     return 0;
 }
 
@@ -396,4 +387,21 @@ void locks_free(struct vfs *vfs)
         free(vfs->locks->file);
     free(vfs->locks);
     vfs->locks = 0;
+}
+
+int lock_told(struct vfs *vfs, uint32_t number, struct handle *h, uint32_t i, struct lock_text *out)
+{
+    const struct locks *l = vfs->locks;
+    struct range r;
+    if (!l || !l->n || file_of(vfs, h, &r) < 0)
+        return 0;
+    for (uint32_t k = 0; k < l->n; k++) {
+        const struct range *o = &l->range[k];
+        if (!same_file(o, r.dev, r.ino) || (o->owner != number && o->owner != PROCESS) || i--)
+            continue;
+        *out = (struct lock_text){.kind = o->whole ? "FLOCK " : o->owner == PROCESS ? "POSIX " : "OFDLCK", .type = o->type == F_WRLCK ? "WRITE" : "READ",
+                                  .pid = o->owner == PROCESS || o->whole ? (int32_t)vfs->vm->ctl->pid : -1, .start = o->start, .end = o->end};
+        return 1;
+    }
+    return 0;
 }

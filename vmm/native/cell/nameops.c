@@ -67,7 +67,8 @@ int socket_number(const struct place *p, const struct stat *st)
     return (int)(h & 0x1fffffff) | (p->kind == BACK_TMP ? 0x20000000 : 0x40000000);
 }
 
-/* A file, or a socket's name. On the host that is an empty file with the sticky bit: stat() knows it by that. */
+/* A file, or the name of a socket or, in private directories, of a pipe, which cannot be opened. A socket's on the host is an empty file with the sticky
+ * bit: stat() knows it by that. */
 static int64_t op_mknod(struct vfs *vfs, const uint64_t a[6])
 {
     struct place p, dir;
@@ -75,13 +76,15 @@ static int64_t op_mknod(struct vfs *vfs, const uint64_t a[6])
     struct tnode *made;
     uint32_t mode = (uint32_t)a[2];
     struct stat st = {0};
-    if (!S_ISREG(mode) && !S_ISSOCK(mode))
+    if (!S_ISREG(mode) && !S_ISSOCK(mode) && !S_ISFIFO(mode))
         return -EPERM;
     int r = new_name(vfs, a, 0, &p, &dir, &name);
     if (r < 0)
         return r;
     if (dir.kind == BACK_TMP)
         r = tmpfs_create(vfs->tmpfs, dir.tmp, name, (mode & S_IFMT) | (mode & 07777), 0, &made);
+    else if (S_ISFIFO(mode))         /* the host's processes could open it */
+        r = -EPERM;
     else if (!(r = take_name(vfs))) {
         int fd = host_open_file(&p, O_WRONLY | O_CREAT | O_EXCL, (S_ISSOCK(mode) ? S_ISVTX : 0) | (mode & MODE_BITS));
         r = made_name(vfs, fd < 0 ? fd : 0);

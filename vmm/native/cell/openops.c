@@ -49,7 +49,7 @@ static int open_type(const struct place *p, int flags)
     if (S_ISREG(p->st.st_mode))      /* (or a bound socket's name: op_mknod()) */
         return p->kind == BACK_HOST && p->st.st_mode & S_ISVTX && !p->st.st_size ? -ENXIO : 0;
     /* The shim serves /dev/null and its like; a mount's FIFOs, sockets and devices are nobody's business */
-    return S_ISSOCK(p->st.st_mode) || p->kind == BACK_SYNTH ? -ENXIO : -EACCES;
+    return S_ISSOCK(p->st.st_mode) || p->kind == BACK_TMP || p->kind == BACK_SYNTH ? -ENXIO : -EACCES;
 }
 
 static int open_tmp(struct vfs *vfs, struct place *p, int flags, uint32_t mode)
@@ -162,7 +162,14 @@ static int64_t open_place(struct vfs *vfs, struct place *p, int flags, uint32_t 
 
 static int walk_flags(const struct vfs *vfs)
 {
-    return vfs->call & CALL_OPEN ? WALK_FD | (vfs->call & CALL_NO_LINKS ? WALK_NO_LINKS : 0) | (vfs->call & CALL_BENEATH ? WALK_BENEATH : 0) : 0;
+    static const struct { uint32_t call, walk; } words[] = {
+        {CALL_OPEN, WALK_FD},           {CALL_NO_LINKS, WALK_NO_LINKS},   {CALL_BENEATH, WALK_BENEATH},
+        {CALL_NO_MAGIC, WALK_NO_MAGIC}, {CALL_NO_MOUNTS, WALK_NO_MOUNTS}, {CALL_IN_ROOT, WALK_IN_ROOT},
+    };
+    uint32_t how = 0;
+    for (unsigned i = 0; i < sizeof words / sizeof *words && vfs->call & CALL_OPEN; i++)
+        how |= vfs->call & words[i].call ? words[i].walk : 0;
+    return (int)how;
 }
 
 int place_of_handle(struct vfs *vfs, struct handle *h, struct place *p)

@@ -20,7 +20,7 @@ static int get_path(struct vfs *vfs, char path[PATH_MAX], uint64_t gva, uint64_t
     if (r < 0)
         return r;
     *dir = "/";
-    return *path == '/' ? 0 : handle_base(vfs, base, dir);
+    return *path == '/' && !(vfs->call & CALL_IN_ROOT) ? 0 : handle_base(vfs, base, dir);
 }
 
 int walk_op(struct vfs *vfs, uint64_t gva, uint64_t len, uint64_t base, int how, struct place *p)

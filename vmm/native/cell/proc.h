@@ -27,5 +27,6 @@ generate g_maps, g_status, g_stat, g_statm, g_comm, g_limits, g_loadavg, g_task_
 uint32_t proc_thread(struct vfs *vfs, unsigned i);   /* id of the i-th; 0: there are not so many */
 bool proc_is_thread(struct vfs *vfs, uint32_t tid);
 
+void proc_fdinfo_text(struct vfs *vfs, int fd, struct text *t);    /* procfd.c */
 generate g_cpuinfo;                  /* proccpu.c */
 #endif

@@ -214,7 +214,7 @@ static int load_file(struct vfs *vfs, struct reader *r, const struct saved_fs *h
     if (e)
         return e;
     uint32_t type = f.mode & S_IFMT;
-    if ((f.mode & ~(uint32_t)(S_IFMT | 07777)) || (type != S_IFREG && type != S_IFDIR && type != S_IFLNK) || (type == S_IFLNK) != !!f.target ||
+    if ((f.mode & ~(uint32_t)(S_IFMT | 07777)) || (type != S_IFREG && type != S_IFDIR && type != S_IFLNK && type != S_IFSOCK && type != S_IFIFO) || (type == S_IFLNK) != !!f.target ||
         (type != S_IFREG && f.size) || f.root > head->roots || (f.root && type != S_IFDIR) || !f.ino || f.ino > head->ino)
         return -EINVAL;
     if (f.size && (f.place > data_size || f.size > data_size - f.place))

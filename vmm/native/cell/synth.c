@@ -230,6 +230,7 @@ static const struct entry {
     {"/proc/PID/cwd", LINK_, g_cwd, 0},
     {"/proc/PID/root", LINK_, 0, "/"},
     {"/proc/PID/fd", DIR_, 0, 0},    /* procfd.c */
+    {"/proc/PID/fdinfo", DIR_, 0, 0},
     {"/proc/PID/task", DIR_, 0, 0},
     {"/proc/PID/task/TID", DIR_, 0, 0},
     {"/proc/PID/task/TID/comm", FILE_, g_task_comm, 0},
@@ -262,8 +263,8 @@ static const struct entry {
     {"/proc/sys/vm/overcommit_memory", FILE_, 0, "0\n"},
     {"/proc/sys/vm/max_map_count", FILE_, 0, "65530\n"},
     {"/proc/sys/fs", DIR_, 0, 0},
-    {"/proc/sys/fs/file-max", FILE_, 0, "1024\n"},
-    {"/proc/sys/fs/nr_open", FILE_, 0, "1024\n"},
+    {"/proc/sys/fs/file-max", FILE_, 0, "4096\n"},
+    {"/proc/sys/fs/nr_open", FILE_, 0, "4096\n"},
     {"/proc/sys/fs/pipe-max-size", FILE_, 0, "1048576\n"},
     {"/proc/sys/net", DIR_, 0, 0},
     {"/proc/sys/net/core", DIR_, 0, 0},
@@ -344,12 +345,20 @@ int proc_link_fd(struct vfs *vfs, const char *path)
     return normal(vfs, path, name) < 0 ? -1 : proc_fd(name);
 }
 
+static int info_fd(struct vfs *vfs, const char *path)
+{
+    char name[128];
+    return normal(vfs, path, name) < 0 ? -1 : proc_fdinfo(name);
+}
+
 int proc_stat(struct vfs *vfs, const char *path, struct stat *st)
 {
     const struct entry *e = find(vfs, path);
-    int fd = proc_link_fd(vfs, path);
+    int fd = proc_link_fd(vfs, path), info = info_fd(vfs, path);
     if (fd >= 0)
         return proc_fd_stat(vfs, fd, st);
+    if (info >= 0)
+        return proc_fdinfo_stat(vfs, info, st);
     if (e) {
         entry_stat(vfs, e, st);
         return 0;
@@ -399,7 +408,13 @@ int proc_readlink(struct vfs *vfs, const char *path, char out[PATH_MAX])
 int proc_content(struct vfs *vfs, const char *path, uint8_t **data, uint64_t *size)
 {
     struct text t = {0, 0, 0};
-    int r = make(vfs, path, FILE_, &t);
+    int info = info_fd(vfs, path), r = 0;
+    if (info >= 0)
+        proc_fdinfo_text(vfs, info, &t);
+    else
+        r = make(vfs, path, FILE_, &t);
+    if (!r && !t.bytes)
+        r = info >= 0 ? -ENOENT : -ENOMEM;
     if (r < 0) {
         free(t.bytes);
         return r;
@@ -417,8 +432,9 @@ int proc_entry(struct vfs *vfs, const char *path, unsigned i, char name[64], str
     size_t n = strlen(dir);
     unsigned left = i;
     struct guest_fd f;
-    if (!strcmp(dir, "/proc/PID/fd")) {      /* by number: what opens or closes meanwhile neither hides nor doubles another */
-        if (!guest_fd_next(vfs->vm, i, &f) || proc_fd_stat(vfs, (int)f.fd, st) < 0)
+    int info = !strcmp(dir, "/proc/PID/fdinfo");
+    if (info || !strcmp(dir, "/proc/PID/fd")) {      /* by number: what opens or closes meanwhile neither hides nor doubles another */
+        if (!guest_fd_next(vfs->vm, i, &f) || (info ? proc_fdinfo_stat : proc_fd_stat)(vfs, (int)f.fd, st) < 0)
             return 0;
         snprintf(name, 64, "%u", f.fd);
         return (int)f.fd + 1;

@@ -313,6 +313,8 @@ int tmpfs_fallocate(struct tmpfs *fs, struct tnode *n, int mode, uint64_t offset
         return -EOPNOTSUPP;
     if (!r && !keep && end > n->size)
         r = tmpfs_truncate(fs, n, end);
+    if (!r)
+        touch(n);
     return r;
 }
 

@@ -132,6 +132,9 @@ struct place {
 #define WALK_FD 16                   /* the link of a descriptor at the end is not followed: what is open is meant, which has no name perhaps */
 #define WALK_NO_LINKS 32             /* openat2(): -ELOOP at any symlink */
 #define WALK_BENEATH 64              /* openat2(): -EXDEV where the path leaves the base */
+#define WALK_NO_MAGIC 128            /* openat2(): -ELOOP at a link in /proc that leads to what is open, or to where the process is */
+#define WALK_IN_ROOT 256             /* openat2(): the base is the root */
+#define WALK_NO_MOUNTS 512           /* openat2(): -EXDEV where another mount begins */
 #define WALK_NAME 4                  /* the last name itself is meant, slash or not: to be made, removed, renamed */
 /* 0 or -errno; 0 needs place_done(). base: canonical directory. */
 int walk(struct vfs *vfs, const char *base, const char *path, int how, struct place *p);
@@ -193,6 +196,7 @@ struct handle {
 int64_t handle_new(struct vfs *vfs, const struct place *p, int fd, uint8_t access, struct handle **out);
 struct handle *handle_get(struct vfs *vfs, uint64_t number);                /* 0: no such handle */
 int handle_close(struct vfs *vfs, uint64_t number);
+int handle_end(struct vfs *vfs, uint64_t number);    /* one for the moment, which the guest never had: none of its descriptors is closed */
 int handle_at(struct vfs *vfs, uint32_t number, const char *path, struct handle **out);     /* an empty one: savefs.c fills it */
 int handle_writable(const struct handle *h);         /* 0, or -EROFS: may its file be changed, were it open for that? */
 void handles_free(struct vfs *vfs);
@@ -252,6 +256,8 @@ int proc_entry(struct vfs *vfs, const char *path, unsigned i, char name[64], str
 int proc_fd(const char *name);                       /* of /proc/PID/fd/N: N, else -1 */
 int proc_fd_stat(struct vfs *vfs, int fd, struct stat *st);                 /* of the link */
 int proc_fd_readlink(struct vfs *vfs, int fd, char out[PATH_MAX]);
+int proc_fdinfo(const char *name);                   /* of /proc/PID/fdinfo/N: N, else -1 */
+int proc_fdinfo_stat(struct vfs *vfs, int fd, struct stat *st);
 int proc_link_fd(struct vfs *vfs, const char *path); /* synth.c: the same of a guest path */
 
 /* ---- kept.c ---- */
@@ -268,6 +274,12 @@ int lock_whole(struct vfs *vfs, uint32_t number, struct handle *h, int op);     
 void locks_closed(struct vfs *vfs, uint32_t number, struct handle *h, int last);  /* a descriptor of h is closed; `last`: there is no other */
 void locks_handle_gone(struct vfs *vfs, struct handle *h);
 void locks_free(struct vfs *vfs);
+struct lock_text {
+    const char *kind, *type;
+    int32_t pid;
+    int64_t start, end;
+};
+int lock_told(struct vfs *vfs, uint32_t number, struct handle *h, uint32_t i, struct lock_text *out);   /* the i-th that its fdinfo names; 0: no more */
 
 /* ---- copyops.c, and what it wants of fileops.c ---- */
 int64_t op_seek(struct vfs *vfs, const uint64_t a[6]);

@@ -348,24 +348,39 @@ static int walk_fast(struct vfs *vfs, const char *base, const char *path, int ho
     return permitted(vfs, p, how);
 }
 
+/* A link in /proc that is not followed by its text: below a process */
+static int is_magic(const struct place *p)
+{
+    const char *pid = strchr(p->path + 1, '/');
+    return p->kind == BACK_PROC && pid && strchr(pid + 1, '/');
+}
+
 int walk(struct vfs *vfs, const char *base, const char *path, int how, struct place *p)
 {
     if (!*path)
         return -ENOENT;
     if (*path == '/' && how & WALK_BENEATH)
         return -EXDEV;
-    int r = how & (WALK_NO_LINKS | WALK_BENEATH) ? 1 : walk_fast(vfs, base, path, how, p);
+    const int resolve = WALK_NO_LINKS | WALK_BENEATH | WALK_NO_MAGIC | WALK_IN_ROOT | WALK_NO_MOUNTS;
+    int r = how & resolve ? 1 : walk_fast(vfs, base, path, how, p);
     if (r <= 0)
         return r;
+    const struct node *home = 0;
     char rest[PATH_MAX], target[PATH_MAX], here[PATH_MAX];
     size_t len;
     int links = 0, last = 0, slash = 0, probed = 0, named = 0;       /* named: p is `here` */
     if (strlen(path) >= sizeof rest)
         return -ENAMETOOLONG;
     strcpy(rest, path);
-    strcpy(here, *path == '/' ? "/" : base);
+    strcpy(here, *path == '/' && !(how & WALK_IN_ROOT) ? "/" : base);
     len = strlen(here);
     size_t top = len;
+    if (how & WALK_NO_MOUNTS) {
+        if ((r = probe(vfs, here, p)) < 0)
+            return r;
+        home = p->back;
+        place_done(p);
+    }
     p->last = '/';
     p->slash = 0;
     const char *s = rest, *name;
@@ -383,7 +398,7 @@ int walk(struct vfs *vfs, const char *base, const char *path, int how, struct pl
             named = d == 1 && named;
             if (d == 2 && how & WALK_BENEATH && len <= top)
                 return -EXDEV;
-            if (d == 2 && len > 1) {
+            if (d == 2 && len > (how & WALK_IN_ROOT ? top : 1)) {
                 len = (size_t)(strrchr(here, '/') - here);
                 len += !len;
                 here[len] = 0;
@@ -396,6 +411,10 @@ int walk(struct vfs *vfs, const char *base, const char *path, int how, struct pl
         if (r < 0)
             return r;
         r = probe(vfs, here, p);
+        if (how & WALK_NO_MOUNTS && p->back != home) {
+            place_done(p);
+            return -EXDEV;
+        }
         if (r == -ENOENT && last && (how & WALK_CREATE)) {
             if (p->rule >= AFW_RULE_DENY)
                 return -EACCES;
@@ -410,9 +429,13 @@ int walk(struct vfs *vfs, const char *base, const char *path, int how, struct pl
         int follow = S_ISLNK(p->st.st_mode) && (!last || (how & WALK_FOLLOW) || (slash && !(how & WALK_NAME)));
         if (p->rule == AFW_RULE_DENY && (!last || follow))
             return permitted(vfs, p, 0);
+        if (follow && how & resolve && is_magic(p)) {            /* as nd_jump_link() */
+            place_done(p);
+            return how & (WALK_NO_MAGIC | WALK_NO_LINKS) ? -ELOOP : -EXDEV;
+        }
         if (follow && last && !slash && how & WALK_FD && p->kind == BACK_PROC && (p->link_fd = proc_link_fd(vfs, p->path)) >= 0)
             follow = 0;
-        if (how & WALK_NO_LINKS && S_ISLNK(p->st.st_mode)) {
+        if (how & WALK_NO_LINKS && (follow || p->link_fd >= 0)) {
             place_done(p);
             return -ELOOP;
         }
@@ -438,7 +461,7 @@ int walk(struct vfs *vfs, const char *base, const char *path, int how, struct pl
             s = rest;
             if (*target == '/' && how & WALK_BENEATH)
                 return -EXDEV;
-            len = *target == '/' ? 1 : before;
+            len = *target == '/' ? how & WALK_IN_ROOT ? top : 1 : before;
             here[0] = '/';
             here[len] = 0;
             probed = named = 0;
@@ -459,6 +482,10 @@ int walk(struct vfs *vfs, const char *base, const char *path, int how, struct pl
     if (probed)
         return permitted(vfs, p, how);
     r = probe(vfs, here, p);         /* ended by dots or at the root: always a directory */
+    if (!r && how & WALK_NO_MOUNTS && p->back != home) {
+        place_done(p);
+        return -EXDEV;
+    }
     if (r == -ELOOP)
         return -ENOENT;
     if (!r && !S_ISDIR(p->st.st_mode)) {
