@@ -1,6 +1,6 @@
 """CPython's own tests, natively and in VMs, case by case.
 
-    python bench/conformance.py [MODULE...] [--json OUT.json] [--jobs 2]
+    python bench/conformance.py [MODULE...] [--json OUT.json] [--jobs 3]
 
 MODULE: a module of the package `test` of this interpreter ("test_os"; "test_asyncio.test_events"), or a file of unittest cases
 ("mine.py"); none: all of them. Each runs in a process of its own natively and in a VM of its own, restored from a snapshot. A
@@ -46,7 +46,7 @@ def arguments() -> argparse.Namespace:
     add("modules", nargs="*", metavar="MODULE")
     add("--json", type=Path, metavar="OUT.json", help="all results; native ones are kept there from run to run")
     add("--native", type=Path, metavar="FILE", help="another file of that kind, whose native results are used as well")
-    add("--jobs", type=int, default=2, help="modules at once")
+    add("--jobs", type=int, default=3, help="modules at once; many do little but wait")
     add("--native-only", action="store_true", help="run nothing in VMs")
     add("--vm-only", action="store_true", help="run nothing natively; what failed is told, with nothing to compare it to")
     add("--known", type=Path, default=known_failures.FILE, help="the known failures' file")
@@ -220,7 +220,7 @@ def main() -> int:
     except (modules.NoTests, ValueError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
     since = time.monotonic()
-    rows = asyncio.run(bench(options, names, known))
+    rows = asyncio.run(bench(options, names, [entry for entry in known if entry.applies(sys.version_info)]))
     seconds = time.monotonic() - since
     if options.native_only:
         return 0

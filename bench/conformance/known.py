@@ -7,7 +7,7 @@ whole.
     pattern = "test_os.ForkTests.*"    # of a case, as in fnmatch
     reason = "why"
     kind = "subprocess"                # or "limit": what a VM has not; "native": it fails now and then on the host, too
-
+    since = "3.13"                     # may be left out: older Pythons' tests of that name pass
 """
 
 from __future__ import annotations
@@ -30,6 +30,11 @@ class Known:
     pattern: str
     reason: str
     kind: str
+    since: str = ""
+
+    def applies(self, version: Sequence[int]) -> bool:
+        """`version`: of the interpreter, as sys.version_info begins."""
+        return not self.since or tuple(version[:2]) >= tuple(map(int, self.since.split(".")))
 
     def matches(self, case: str) -> bool:
         return fnmatch.fnmatchcase(case, self.pattern)
@@ -48,10 +53,14 @@ def read(file: Path) -> list[Known]:
         raise ValueError(f"{file}: only [[known]] tables, not {', '.join(sorted(set(tables) - {'known'}))}")
     found = []
     for entry in tables.get("known", []):
-        if set(entry) != {"pattern", "reason", "kind"} or not all(isinstance(word, str) and word for word in entry.values()):
+        if set(entry) - {"since"} != {"pattern", "reason", "kind"} or not all(
+            isinstance(word, str) and word for word in entry.values()
+        ):
             raise ValueError(f"{file}: an entry has pattern, reason and kind: {entry}")
         if entry["kind"] not in KINDS:
             raise ValueError(f"{file}: kind is one of {', '.join(KINDS)}: {entry}")
+        if not re.fullmatch(r"(3\.\d+)?", entry.get("since", "")):
+            raise ValueError(f"{file}: since is a version as 3.13: {entry}")
         found.append(Known(**entry))
     patterns = [entry.pattern for entry in found]
     twice = {pattern for pattern in patterns if patterns.count(pattern) > 1}

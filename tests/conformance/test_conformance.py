@@ -117,6 +117,7 @@ def test_known_failures() -> None:
         "[[known]]\npattern = 'x'\nreason = 'y'\nkind = 'whim'",
         "[[known]]\npattern = 'x'\nreason = 'y'\nkind = 'limit'\n" * 2,
         "[[known]]\npattern = 'x'\nreason = 'y'",
+        "[[known]]\npattern = 'x'\nreason = 'y'\nkind = 'limit'\nsince = '3'",
         "[[unknown]]\npattern = 'x'\nreason = 'y'\nkind = 'limit'",
         "[known",
     ],
@@ -126,6 +127,13 @@ def test_what_is_no_list_of_known_failures(text: str, tmp_path: Path) -> None:
     file.write_text(text)
     with pytest.raises(ValueError):
         known.read(file)
+
+
+def test_a_known_failure_may_be_of_newer_pythons_only(tmp_path: Path) -> None:
+    file = tmp_path / "known.toml"
+    file.write_text("[[known]]\npattern = 'x'\nreason = 'y'\nkind = 'limit'\nsince = '3.13'\n")
+    (entry,) = known.read(file)
+    assert [entry.applies(version) for version in ((3, 9, 9), (3, 11, 7), (3, 13, 0), (3, 14))] == [False, False, True, True]
 
 
 def test_concerned_modules() -> None:
