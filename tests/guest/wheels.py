@@ -4,7 +4,9 @@ What is computed is compared with what is known, not only run.
 """
 
 import asyncio
+import datetime
 import io
+import json
 import sys
 import tempfile
 import threading
@@ -73,11 +75,14 @@ def orjson():
 
 
 def cryptography():
+    from cryptography import x509
     from cryptography.exceptions import InvalidSignature
     from cryptography.fernet import Fernet
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
+    from cryptography.hazmat.primitives.serialization import Encoding
+    from cryptography.x509.oid import NameOID
 
     key = ed25519.Ed25519PrivateKey.generate()
     key.public_key().verify(key.sign(b"message"), b"message")
@@ -95,6 +100,17 @@ def cryptography():
     for kind in (AESGCM, ChaCha20Poly1305):
         box = kind(bytes(32))
         assert box.decrypt(bytes(12), box.encrypt(bytes(12), b"text", b"more"), b"more") == b"text"
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "wheels.test")])
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(curve.public_key())
+    builder = (
+        builder.serial_number(x509.random_serial_number()).not_valid_before(now).not_valid_after(now + datetime.timedelta(1))
+    )
+    names = x509.SubjectAlternativeName([x509.DNSName("wheels.test")])
+    certificate = builder.add_extension(names, critical=False).sign(curve, hashes.SHA256())
+    read = x509.load_pem_x509_certificate(certificate.public_bytes(Encoding.PEM))
+    read.verify_directly_issued_by(read)
+    assert read.extensions.get_extension_for_class(type(names)).value == names
     fernet = Fernet(Fernet.generate_key())
     assert fernet.decrypt(fernet.encrypt(b"text")) == b"text"
     digest = hashes.Hash(hashes.SHA256())
@@ -264,7 +280,14 @@ def openai():
 
     with openai.OpenAI(api_key="none", base_url="http://model.test/v1", http_client=_client(openai, CHAT)) as client:
         answer = client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}])
+        pieces = [
+            {**CHAT, "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": text}}]} for text in "hello"
+        ]
+        stream = "".join(f"data: {json.dumps(piece)}\n\n" for piece in pieces) + "data: [DONE]\n\n"
     assert answer.choices[0].message.content == "hello"
+    with openai.OpenAI(api_key="none", base_url="http://model.test/v1", http_client=_client(openai, stream)) as client:
+        parts = client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}], stream=True)
+        assert "".join(part.choices[0].delta.content for part in parts) == "hello"
 
 
 def anthropic():
@@ -273,13 +296,26 @@ def anthropic():
     with anthropic.Anthropic(api_key="none", base_url="http://model.test", http_client=_client(anthropic, MESSAGE)) as client:
         answer = client.messages.create(model="m", max_tokens=1, messages=[{"role": "user", "content": "x"}])
     assert answer.content[0].text == "hello"
+    events = [{"type": "message_start", "message": {**MESSAGE, "content": []}},
+              {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+              *({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}} for text in "hello"),
+              {"type": "content_block_stop", "index": 0}, {"type": "message_stop"}]  # fmt: skip
+    text = "".join(f"event: {each['type']}\ndata: {json.dumps(each)}\n\n" for each in events)
+    with (
+        anthropic.Anthropic(api_key="none", base_url="http://model.test", http_client=_client(anthropic, text)) as client,
+        client.messages.stream(model="m", max_tokens=1, messages=[{"role": "user", "content": "x"}]) as stream,
+    ):
+        assert "".join(stream.text_stream) == "hello"
 
 
 def _client(sdk, document):
-    """An HTTP client of the library that the SDK uses (httpx, or httpx2), which answers by itself."""
+    """An HTTP client of the library that the SDK uses (httpx, or httpx2), which answers by itself: a document, or a stream's text."""
     base = next(each for each in sdk.DefaultHttpxClient.__mro__ if each.__name__ == "Client")
     http = sys.modules[base.__module__.partition(".")[0]]
-    return http.Client(transport=http.MockTransport(lambda request: http.Response(200, json=document)))
+    kind = {"json": document}
+    if isinstance(document, str):
+        kind = {"text": document, "headers": {"content-type": "text/event-stream"}}
+    return http.Client(transport=http.MockTransport(lambda request: http.Response(200, **kind)))
 
 
 def tiktoken():
@@ -305,6 +341,10 @@ def sqlite3():
         assert other.execute("select count(*), sum(cast(b as integer)) from t").fetchone() == (1000, 499500)
         assert other.execute("select json_extract(?, '$.a[1]')", ('{"a": [1, 2]}',)).fetchone() == (2,)
         other.close()
+        with database:
+            database.execute("create virtual table f using fts5 (text)")
+            database.executemany("insert into f values (?)", [("the quick fox",), ("a slow dog",)])
+        assert database.execute("select text from f where f match 'qui*'").fetchall() == [("the quick fox",)]
         database.close()
 
 

@@ -180,6 +180,52 @@ def test_wrong_arguments_of_fork_and_exec_are_told_as_natively(agentfw: Agentfw)
     assert native.stdout.splitlines()[: len(lines) - refused] == lines[:-refused]
 
 
+#: What a guest has not, by the number of the call: ENOSYS, as of a kernel without it, so that libraries take another way; EPERM
+#: where Linux would want a privilege of it.
+REFUSED = """
+57 fork ENOSYS 58 vfork ENOSYS 59 execve ENOSYS 322 execveat ENOSYS 101 ptrace ENOSYS 272 unshare ENOSYS 308 setns ENOSYS
+425 io_uring_setup ENOSYS 323 userfaultfd ENOSYS 253 inotify_init ENOSYS 294 inotify_init1 ENOSYS 300 fanotify_init ENOSYS
+298 perf_event_open ENOSYS 248 add_key ENOSYS 250 keyctl ENOSYS 321 bpf ENOSYS 289 signalfd4 ENOSYS 434 pidfd_open ENOSYS
+310 process_vm_readv ENOSYS 29 shmget ENOSYS 64 semget ENOSYS 68 msgget ENOSYS 240 mq_open ENOSYS 222 timer_create ENOSYS
+206 io_setup ENOSYS 444 landlock_create_ruleset ENOSYS 165 mount EPERM 166 umount2 EPERM 155 pivot_root EPERM 161 chroot EPERM
+169 reboot EPERM 175 init_module EPERM 170 sethostname EPERM 227 clock_settime EPERM 105 setuid EPERM
+"""
+ASK_FOR_ALL = r"""
+import ctypes, errno, os, socket, sys
+libc = ctypes.CDLL(None, use_errno=True)
+words = sys.argv[1].split()
+for number, name, expected in zip(words[::3], words[1::3], words[2::3]):
+    ctypes.set_errno(0)
+    path = b"/tmp" if name in ("mount", "umount2", "chroot") else 0
+    result = libc.syscall(int(number), path, b"/tmp", b"tmpfs", 0, 0, 0)
+    if (result, errno.errorcode.get(ctypes.get_errno())) != (-1, expected):
+        print(name, result, errno.errorcode.get(ctypes.get_errno()))
+for kind, expected in (((2, 3, 1), "EPERM"), ((2, 2, 1), "EACCES"), ((17, 3, 0), "EAFNOSUPPORT"), ((16, 3, 0), "EAFNOSUPPORT")):
+    try:
+        socket.socket(*kind)
+    except OSError as error:
+        if errno.errorcode[error.errno] == expected:
+            continue
+    print(kind)
+for data in (b"\x7fELF\x02\x01\x01", b"hello", b"\x7fELF\x02\x02\x01" + bytes(300)):  # half a file, none, another machine's
+    with open("/tmp/x.so", "wb") as file:
+        file.write(data)
+    try:
+        print(ctypes.CDLL("/tmp/x.so"))
+    except OSError as error:
+        assert str(error).startswith("/tmp/x.so: "), error
+try:
+    os.openpty()
+except FileNotFoundError:
+    print("end")
+"""
+
+
+def test_what_a_guest_has_not_is_refused_as_linux_does(agentfw: Agentfw) -> None:
+    done = agentfw(*RUN, "-c", ASK_FOR_ALL, REFUSED)
+    assert (done.stdout, done.returncode) == ("end\n", 0), done.stderr
+
+
 # ---- signals
 
 
