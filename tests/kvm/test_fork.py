@@ -299,13 +299,14 @@ print("end", flush=True)
 def test_files_go_on(agentfw_environment: dict[str, str]) -> None:
     """Private ones with what is in them, their names, times, offsets and locks; each copy changes its own."""
     code = """
-import fcntl, hashlib, mmap, os, sqlite3, sys, tempfile, time
+import fcntl, hashlib, mmap, os, socket, sqlite3, stat, sys, tempfile, time
 os.makedirs("/tmp/a/b"); os.chmod("/tmp/a", 0o711)
 small = open("/tmp/a/small", "w+"); small.write("0123456789"); small.flush(); small.seek(4)
 big = open("/tmp/a/b/big", "wb+"); big.write(bytes(range(256)) * 3000); big.flush(); big.seek(1000)
 os.truncate("/tmp/a/b/big", 5 << 20)
 gone = tempfile.TemporaryFile(); gone.write(b"unlinked"); gone.flush()
 os.symlink("small", "/tmp/a/link"); os.link("/tmp/a/small", "/tmp/a/hard")
+os.mkfifo("/tmp/pipe"); bound = socket.socket(socket.AF_UNIX); bound.bind("/tmp/socket")
 os.utime("/tmp/a/small", (1000, 2000))
 host = open(os.__file__); host.read(10)
 listing = os.scandir("/tmp/a"); first = next(listing).name
@@ -336,6 +337,7 @@ db.execute("insert into t values (3)"); db.commit()
 print(db.execute("select group_concat(x) from t").fetchone()[0], sqlite3.connect("/tmp/db").execute("pragma integrity_check").fetchone()[0])
 small.seek(0); small.write(me); small.flush()
 print(open("hard").read(len(me)) == me, os.statvfs("/tmp").f_bfree > 0)
+print(stat.filemode(os.stat("/tmp/pipe").st_mode)[0], stat.filemode(os.stat("/tmp/socket").st_mode)[0])
 print("end", flush=True)
 """
     found = check(agentfw_environment, code, 2)
@@ -346,6 +348,7 @@ print("end", flush=True)
         "locked",
         "1,2,3 ok",
         "True True",
+        "p s",
     ]
 
 
