@@ -113,7 +113,6 @@ s64 sys_change(u64 a, u64 b, u64 c, u64 d, u64 e)
     return sys_ask(a, b, c, d, e);
 }
 
-
 static void worker(void)
 {
     for (u32 i = 0; i < AFW_FLOWS; i++) {
