@@ -1,6 +1,7 @@
 """What agents do, in a VM beside the same natively, in one run: `python bench/guest_speed.py [--rounds 3] [--no-pyperformance]`.
 
-Reads a file of 100 MiB, at once and by 1 MiB (must: at least half as fast), stats 10,000 files (30 %), sends lines there and back
+Reads a file of 100 MiB, at once and by 1 MiB (must: at least half as fast), stats 10,000 files (30 %; in the order of their
+listing, sorted, by the numbers in their names; in no order at all it is an exit each), sends lines there and back
 over a loopback socket by epoll, lets two threads take turns (no slower): the best of the rounds. Then benchmarks of the package
 `pyperformance` (`pip install --no-deps pyperformance`), in one process, by CPU time: the mean of the ratios (must: at most 1.03).
 """
@@ -17,7 +18,15 @@ import common
 
 GUEST = Path(__file__).parent / "guest"
 CHOSEN = "nbody float richards deltablue chaos json_dumps json_loads pidigits raytrace spectral_norm nqueens hexiom fannkuch go"
-MUST = {"read at once": 2.0, "read by 1 MiB": 2.0, "stat 10,000": 1 / 0.3, "epoll echo": 1.0, "threads": 1.0}
+MUST = {
+    "read at once": 2.0,
+    "read by 1 MiB": 2.0,
+    "stat as listed": 1 / 0.3,
+    "stat sorted": 1 / 0.3,
+    "stat numbered": 1 / 0.3,
+    "epoll echo": 1.0,
+    "threads": 1.0,
+}
 
 
 def in_turn(script: Path, folder: Path, rounds: int, *args: str) -> dict[str, tuple[float, float]]:
@@ -43,7 +52,7 @@ def everyday(rounds: int) -> None:
         for work, (native, inside) in in_turn(GUEST / "speed.py", folder, rounds).items():
             ratio = inside / native
             row = f"{work:14} native {native * 1e3:8.1f} ms   VM {inside * 1e3:8.1f} ms   {ratio:6.2f} times"
-            print(f"{row}  (must: <= {MUST[work]:.2f})")
+            print(f"{row}  (must: <= {MUST[work]:.2f})" if work in MUST else row)
 
 
 def performance(rounds: int) -> None:

@@ -34,7 +34,7 @@ static u8 shared;                    /* a writable file was mapped: stores to it
 static void stamp(struct stamp *s)
 {
     s->changes = files_changed;
-    s->at = now_mono();
+    s->at = ring_at;                 /* not when it is told: that may be much later */
 }
 
 static int fresh(struct stamp *s)

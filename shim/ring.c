@@ -5,6 +5,7 @@
 #define CQ ((struct afw_cqe *)AFW_CQ)
 
 static u32 next_token;
+u64 ring_at;
 
 #define OUT(port) __asm__ volatile("out %%al, %0" ::"N"(port), "a"(0) : "memory")
 
@@ -46,6 +47,7 @@ s64 ring_call(u32 op, u64 a0, u64 a1, u64 a2, u64 a3, u64 a4, u64 a5)
         CTL->n_local--;
         CTL->n_ring++;
     }
+    ring_at = now_mono();
     OUT(AFW_PORT_KICK);
     do {
         u32 head = CTL->cq_head;

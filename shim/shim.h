@@ -54,6 +54,7 @@ void flows_poll(void);
 
 /* ---- ring.c: one synchronous call; never switches threads. Returns the CQE's result. ---- */
 s64 ring_call(u32 op, u64 a0, u64 a1, u64 a2, u64 a3, u64 a4, u64 a5);
+extern u64 ring_at;                  /* when the host was last asked */
 /* No answer wanted: goes out with the next exit. */
 #define RING_POST 0x10000u
 static inline void ring_post(u32 op, u64 a0, u64 a1, u64 a2, u64 a3, u64 a4, u64 a5)

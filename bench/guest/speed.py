@@ -3,10 +3,11 @@
 import asyncio
 import json
 import os
+import random
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 FOLDER = sys.argv[1]
 ROUNDS = 3
@@ -24,9 +25,27 @@ def read_pieces() -> None:
             pass
 
 
-def stat_many() -> None:
-    for n in range(10_000):
-        os.stat(f"{FOLDER}/many/{n}")
+def stat_all(names: Iterable[str]) -> None:
+    for name in names:
+        os.stat(f"{FOLDER}/many/{name}")
+
+
+def stat_listed() -> None:
+    stat_all(os.listdir(f"{FOLDER}/many"))
+
+
+def stat_sorted() -> None:
+    stat_all(sorted(os.listdir(f"{FOLDER}/many")))
+
+
+def stat_numbered() -> None:
+    stat_all(map(str, range(10_000)))
+
+
+def stat_chance() -> None:
+    names = os.listdir(f"{FOLDER}/many")
+    random.shuffle(names)
+    stat_all(names)
 
 
 async def echo() -> None:
@@ -76,7 +95,10 @@ def timed(work: Callable[[], Awaitable[None] | None]) -> float:
 works = {
     "read at once": read_whole,
     "read by 1 MiB": read_pieces,
-    "stat 10,000": stat_many,
+    "stat as listed": stat_listed,
+    "stat sorted": stat_sorted,
+    "stat numbered": stat_numbered,
+    "stat by chance": stat_chance,
     "epoll echo": echo,
     "threads": ping_pong,
 }

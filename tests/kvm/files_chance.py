@@ -118,6 +118,25 @@ class Sequence:
         with os.scandir(self.random.choice((".", "d", "d/e", "l"))) as entries:
             return sorted((e.name, e.is_dir(follow_symlinks=False), e.is_symlink()) for e in entries)
 
+    def surveyed(self) -> object:
+        top = self.random.choice((".", "d", "l", "d/e"))
+        order = self.random.choice((sorted, list, lambda names: sorted(names, reverse=True)))
+        found: dict[str, object] = {}
+        for name in order(os.listdir(top)):
+            path, n = f"{top}/{name}", self.random.randrange(12) if order is sorted else 1
+            try:  # (in the order of the listing it is not the same file that comes to be the first with an error)
+                st = os.lstat(path) if n % 2 else os.stat(path)
+                if n == 0 and order is sorted:
+                    os.chmod(path, 0o700 if stat.S_ISDIR(st.st_mode) else 0o640)
+                elif n == 1 and order is sorted:
+                    os.link(path, self.name())
+                elif n == 2 and order is sorted:
+                    os.truncate(path, 3)
+                found[name] = shown(os.lstat(path)), shown(os.stat(path))
+            except OSError as error:
+                found[name] = errno.errorcode[error.errno or 0]
+        return sorted(found.items())
+
     def timed(self) -> object:
         path, ns = self.name(), (self.random.randrange(10**18), self.random.randrange(10**18))
         os.utime(path, ns=ns)
@@ -163,7 +182,7 @@ class Sequence:
         r = self.random
         choices: list[Callable[[], Any]] = [
             *[self.opened] * 5, self.closed, self.doubled, self.again, self.unnamed, self.mapped, self.seen, self.renamed, self.renamed,
-            self.looked, self.looked, self.listed, self.timed,
+            self.looked, self.looked, self.listed, self.surveyed, self.surveyed, self.timed,
             *[lambda: os.write(self.file(), self.bytes())] * 3,
             lambda: digest(os.read(self.file(), 1 + self.size())),
             lambda: digest(os.read(self.file(), 1 + self.size())),

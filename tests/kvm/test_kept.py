@@ -14,6 +14,7 @@ from tests.conftest import COMMAND
 pytestmark = pytest.mark.kvm
 PROBE = Path(__file__).with_name("kept_probe.py")
 ROUNDS = 40
+MANY = 50  # files that are looked at in order
 
 
 class Changes:
@@ -27,6 +28,9 @@ class Changes:
         (top / "other").write_bytes(b"")
         (top / "link").symlink_to("other")
         (top / "counter").write_text("-1")
+        (top / "many").mkdir()
+        for n in range(MANY):
+            (top / f"many/{n}.txt").touch()
         for n in range(ROUNDS):
             (top / f"old{n}").write_text("x")
             if way == "lock":
@@ -35,6 +39,8 @@ class Changes:
 
     def make(self, n: int) -> None:
         with (self.top / "result").open("ab") as file:
+            file.write(b"x")
+        with (self.top / f"many/{n * 7 % MANY}.txt").open("ab") as file:
             file.write(b"x")
         (self.top / f"old{n}").rename(self.top / f"new{n}")
         (self.top / "next").symlink_to("other" if n % 2 else "result")

@@ -81,6 +81,7 @@ void random_bytes(void *p, size_t n)
     for (size_t i = 0; i < n; i++)
         ((u8 *)p)[i] = (u8)rand();
 }
+u64 ring_at;
 s64 ring_call(u32 op, u64 a, u64 b UNUSED, u64 c UNUSED, u64 d UNUSED, u64 e, u64 f UNUSED)
 {
     switch (op & 0xffff) {

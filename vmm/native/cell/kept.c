@@ -61,37 +61,39 @@ void kept_void(struct vfs *vfs)
     vfs->kept.news = 0;
 }
 
-void kept_news(struct vfs *vfs)
+int kept_news(struct vfs *vfs)
 {
-    if (vfs->kept.news)
+    int news = vfs->kept.news != 0;
+    if (news)
         kept_void(vfs);
+    return news;
 }
 
-/* Room for `size` bytes more behind what is there. 0: where */
-static int room(struct vfs *vfs, uint64_t at, uint64_t size, uint64_t *where)
+/* Room for `size` bytes more behind what is there, or, for what was asked for, instead. 0: where */
+static int room(struct vfs *vfs, uint64_t at, uint64_t size, int more, uint64_t *where)
 {
     struct kept *k = &vfs->kept;
     uint64_t changes;
     if (guest_read(vfs->vm, &changes, AFW_CTL + offsetof(struct afw_ctl, changes), sizeof changes))
         return -EFAULT;
-    if (!k->head.n || changes != k->head.changes || at - k->head.at > LIFE || k->used + size > AFW_KEPT_SIZE) {
+    if (!more && (!k->head.n || changes != k->head.changes || at - k->head.at > LIFE || k->used + size > AFW_KEPT_SIZE / 2)) {
         k->used = sizeof k->head;
         k->head.n = 0;
         k->head.changes = changes;
         k->head.at = at;
     }
     *where = AFW_KEPT + k->used;
-    return size > AFW_KEPT_SIZE - k->used ? -ENOMEM : 0;
+    return size > AFW_KEPT_SIZE - k->used || changes != k->head.changes ? -ENOMEM : 0;
 }
 
-int kept_add(struct vfs *vfs, uint64_t at, const char *path, int flags, int result, const struct stat *st)
+static int add(struct vfs *vfs, uint64_t at, const char *path, int flags, int result, const struct stat *st, int more)
 {
     struct kept *k = &vfs->kept;
     struct { struct afw_kept_stat s; char more[PATH_MAX]; } one;
     size_t n = strlen(path), size = (offsetof(struct afw_kept_stat, path) + n + 1 + 7) & ~(size_t)7;
     uint64_t where;
     _Static_assert(sizeof *st == sizeof one.s.st, "struct stat");
-    if (k->off || flags & ~AT_SYMLINK_NOFOLLOW || room(vfs, at, size, &where))
+    if (k->off || flags & ~AT_SYMLINK_NOFOLLOW || room(vfs, at, size, more, &where))
         return -1;
     memset(&one.s, 0, sizeof one.s);
     one.s.size = (uint32_t)size;
@@ -108,6 +110,16 @@ int kept_add(struct vfs *vfs, uint64_t at, const char *path, int flags, int resu
         return -1;
     k->used += (uint32_t)size;
     return 0;
+}
+
+int kept_add(struct vfs *vfs, uint64_t at, const char *path, int flags, int result, const struct stat *st)
+{
+    return add(vfs, at, path, flags, result, st, 0);
+}
+
+int kept_more(struct vfs *vfs, uint64_t at, const char *path, int flags, const struct place *dir, const struct stat *st)
+{
+    return dir->kind == BACK_HOST && recent(st) ? 1 : add(vfs, at, path, flags, 0, st, 1);     /* (it would be news) */
 }
 
 void kept_wipe(struct vm *vm)

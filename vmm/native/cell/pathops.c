@@ -77,7 +77,7 @@ static int64_t stat_as(struct vfs *vfs, const uint64_t a[6], int extended)
     if (!r)
         r = walk(vfs, dir, path, (a[2] & AT_SYMLINK_NOFOLLOW ? 0 : WALK_FOLLOW | WALK_FD) | WALK_LOOK, &p);
     keep &= !r || ((r == -ENOENT || r == -ENOTDIR) && !vfs->vm->rules);
-    kept_news(vfs);
+    int news = kept_news(vfs);
     if (!r && p.link_fd >= 0) {
         struct guest_fd f;
         uint64_t fd = (uint64_t)p.link_fd;
@@ -97,8 +97,8 @@ static int64_t stat_as(struct vfs *vfs, const uint64_t a[6], int extended)
     place_done(&p);
     if (is_socket_name(&p))
         p.st.st_mode ^= S_IFREG ^ S_IFSOCK ^ S_ISVTX;
-    if (keep && !p.rule && p.kind != BACK_PROC)
-        kept_add(vfs, at, path, (int)a[2], 0, &p.st);
+    if (keep && !p.rule && p.kind != BACK_PROC && !kept_add(vfs, at, path, (int)a[2], 0, &p.st) && !news)
+        ahead_of_stat(vfs, at, path, (int)a[2], &p);
     return put_stat(vfs, &p.st, a[3], extended);
 }
 

@@ -101,6 +101,21 @@ static int list_host(struct handle *h, const struct listing *l, uint64_t at, uin
     }
 }
 
+struct entries {
+    const uint8_t *at, *end;
+};
+
+/* Names in what was listed, one after the other */
+static const char *next_name(void *entries)
+{
+    struct entries *e = entries;
+    if (e->at == e->end)
+        return 0;
+    const struct dirent_record *d = (const struct dirent_record *)e->at;
+    e->at += d->reclen;
+    return d->name;
+}
+
 int64_t handle_readdir(struct vfs *vfs, struct handle *h, uint64_t gva, uint64_t len, uint64_t cookie, uint64_t last)
 {
     if (h->access & HANDLE_PATH)
@@ -179,6 +194,10 @@ int64_t handle_readdir(struct vfs *vfs, struct handle *h, uint64_t gva, uint64_t
         done = -EFAULT;
     if (done > 0 && last)
         guest_write(vfs->vm, last, &end, sizeof end);
+    if (done > 0 && (h->kind == BACK_HOST || h->kind == BACK_TMP)) {
+        struct entries entries = {out->bytes, out->bytes + out->used};
+        ahead_listed(vfs, h->path, cookie, out->last, next_name, &entries);
+    }
     listing_end(&l);
     free(out);
     return done;

@@ -379,6 +379,7 @@ void vfs_free(struct vfs *vfs)
     if (!vfs)
         return;
     vfs_loading_free(vfs);
+    ahead_drop(vfs);
     handles_free(vfs);
     if (vfs->tmpfs)
         tmpfs_free(vfs->tmpfs);

@@ -105,6 +105,7 @@ struct vfs {
     struct locks *locks;             /* locks.c; 0: there was none yet */
     uint32_t call;                   /* CALL_*: of the operation under way */
     struct kept kept;
+    struct ahead *ahead;             /* ahead.c */
 };
 struct tmpfs *vfs_tmpfs(struct vfs *vfs);            /* 0: out of memory */
 
@@ -141,6 +142,8 @@ int walk(struct vfs *vfs, const char *base, const char *path, int how, struct pl
 int probe(struct vfs *vfs, const char *canonical, struct place *p);         /* no symlink is followed; -ELOOP: there is one on the way */
 int place_parent(struct vfs *vfs, const struct place *p, struct place *dir, const char **name);
 void place_done(struct place *p);
+/* A file in a directory (HOST, TMP), without opening it: 0, -errno, or 1: it is not plain (a link, a mount, a socket's name, a rule's) */
+int probe_child(struct vfs *vfs, const struct place *dir, const char *name, struct stat *st);
 /* -> length, or -errno */
 int place_readlink(struct vfs *vfs, const struct place *p, char out[PATH_MAX]);
 int host_open(const struct node *mount, const char *rel, uint64_t flags, uint32_t mode);     /* -> descriptor or -errno */
@@ -263,10 +266,18 @@ int proc_link_fd(struct vfs *vfs, const char *path); /* synth.c: the same of a g
 /* ---- kept.c ---- */
 void kept_seen(struct vfs *vfs, const struct stat *st);      /* of a file of the host's that an operation has looked at */
 void kept_looked(struct vfs *vfs, const struct place *p);    /* for one, and found it or not */
-void kept_news(struct vfs *vfs);     /* if it was new: what the guest has is void */
+int kept_news(struct vfs *vfs);      /* was it new? Then what the guest has is void */
 uint64_t kept_clock(void);
 /* What stat() of `path`, as the guest wrote it, was found to be, and nothing of it before `at` (CLOCK_MONOTONIC, ns). -1: it is not kept */
 int kept_add(struct vfs *vfs, uint64_t at, const char *path, int flags, int result, const struct stat *st);
+
+/* The same of a file in a directory that was not asked for. 1: it would be news */
+int kept_more(struct vfs *vfs, uint64_t at, const char *path, int flags, const struct place *dir, const struct stat *st);
+
+/* ---- ahead.c ---- */
+/* A directory was listed from one cookie to another; next(entries): each name, then 0 */
+void ahead_listed(struct vfs *vfs, const char *directory, uint64_t from, uint64_t to, const char *(*next)(void *entries), void *entries);
+void ahead_of_stat(struct vfs *vfs, uint64_t at, const char *path, int flags, const struct place *p);    /* found there, and nothing new: perhaps others, too */
 
 /* ---- locks.c ---- */
 int64_t op_lock(struct vfs *vfs, const uint64_t a[6]);

@@ -241,6 +241,7 @@ static enum after serve_ring(struct machine *m, bool wait)
     if (ring_has_answers(m) || ctl->sigpending || ctl->wake || deadline <= clock_mono())
         return AGAIN;
     m->deadline = deadline;
+    ahead_drop(m->vm.vfs);
     m->state = RUN_PARKED;
     vm->shm->state = AFW_VM_PARKED;
     hot_parked(m);

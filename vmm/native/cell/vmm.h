@@ -75,6 +75,7 @@ int memory_poke(struct vm *vm, uint64_t gva, const void *data, uint64_t len);
 /* vfs.c / fileops.c */
 struct vfs *vfs_new(struct vm *vm);  /* from the cell's parsed configuration (vfs_configure) */
 void vfs_free(struct vfs *vfs);      /* closes every handle, drops the private /tmp */
+void ahead_drop(struct vfs *vfs);    /* what is known of a directory that may be looked at further */
 void kept_void(struct vfs *vfs);     /* what the guest keeps of the host's files is not good any more */
 void kept_wipe(struct vm *vm);       /* and it is not there either, for whoever gets its memory */
 int vfs_configure(uint32_t record_type, const uint8_t *payload, uint32_t size);   /* MOUNT, FILE, SYMLINK, TMP, ALIAS; for /proc also PROGRAM, ARG, ENV, MEMORY. Others: 0. Before the jail */

@@ -211,6 +211,42 @@ int probe(struct vfs *vfs, const char *canonical, struct place *p)
     return r;
 }
 
+static int dots(const char *name, size_t n)          /* 1 for ".", 2 for ".." */
+{
+    return n == 1 && name[0] == '.' ? 1 : n == 2 && name[0] == '.' && name[1] == '.' ? 2 : 0;
+}
+
+int probe_child(struct vfs *vfs, const struct place *dir, const char *name, struct stat *st)
+{
+    char path[PATH_MAX];
+    size_t len = strlen(dir->path), n = strlen(name);
+    struct tnode *node;
+    int above, r;
+    len -= len == 1;
+    if (!n || n > NAME_MAX || strchr(name, '/') || dots(name, n) || (dir->node && node_child(dir->node, name, n)) || len + 1 + n >= sizeof path)
+        return 1;
+    if (vfs->vm->rules) {
+        snprintf(path, sizeof path, "%.*s/%s", (int)len, dir->path, name);
+        if (path_rule(vfs, path, &above) || above)
+            return 1;
+    }
+    if (dir->kind == BACK_TMP) {
+        r = tmpfs_lookup(vfs_tmpfs(vfs), dir->tmp, name, &node);
+        if (!r)
+            tmpfs_stat(node, st);
+        return r < 0 ? r : S_ISLNK(st->st_mode);
+    }
+    if (dir->kind != BACK_HOST || dir->fd < 0)
+        return 1;
+    if (fstatat(dir->fd, name, st, AT_SYMLINK_NOFOLLOW) < 0)
+        return -errno;
+    if (S_ISLNK(st->st_mode) || st->st_mode & S_ISVTX || vfs_hidden_dev(st->st_dev) ||
+        (dir->back->flags & AFW_MOUNT_SYSTEM && system_dir_open(dir->back, dir->rel, strlen(dir->rel)) < 0))
+        return 1;
+    host_stat(dir->back, st);
+    return 0;
+}
+
 /* A walk's end at a place: 0, or closed and -EACCES, since it is denied and more than its stat is wanted. */
 static int permitted(struct vfs *vfs, struct place *p, int how)
 {
@@ -306,11 +342,6 @@ static size_t component(const char **s, const char **name, int *last, int *slash
         ++*s;
     *last = !**s;
     return n;
-}
-
-static int dots(const char *name, size_t n)          /* 1 for ".", 2 for ".." */
-{
-    return n == 1 && name[0] == '.' ? 1 : n == 2 && name[0] == '.' && name[1] == '.' ? 2 : 0;
 }
 
 /* No `..`: the path as it would be without symlinks, in one probe. 1: this must be walked slowly. */
