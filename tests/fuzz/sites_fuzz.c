@@ -124,12 +124,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             n = number(&in, 1);
             for (uint64_t i = 0; i < n && i < 64; i++)
                 take(&in, area + i * sizeof(struct afw_site), sizeof(struct afw_site));
+            if (number(&in, 1) % 8 == 7)                     /* more than the area has room for, perhaps */
+                n = number(&in, 4);
             sites_answer(number(&in, 1) % 8 ? &vm : 0, last_id + !(number(&in, 1) % 8 != 0), n | (number(&in, 1) % 4) << 32);
             break;
         case 4:                      /* one that fits what case 2 wrote */
             n = number(&in, 1) % 32;
             for (uint64_t i = 0; i < n; i++) {
-                const struct afw_site s = {.offset = (uint32_t)number(&in, 3), .length = 7, .kind = AFW_SITE_SYSCALL, .site_length = 2};
+                uint32_t at_and_more = (uint32_t)number(&in, 3); /* and a window that may be too long */
+                const struct afw_site s = {.offset = at_and_more % CODE_SIZE, .length = (uint8_t)(7 + at_and_more / CODE_SIZE),
+                                           .kind = AFW_SITE_SYSCALL, .site_length = 2};
                 memcpy(area + i * sizeof s, &s, sizeof s);
             }
             sites_answer(&vm, last_id, n);
