@@ -191,6 +191,7 @@ struct epoll {
     struct file f;
     struct epitem *all;
     struct epitem *ready, **ready_end;
+    u32 deep;                        /* sets that were watched in each other below */
 };
 
 static void queue(struct epitem *it)
@@ -327,8 +328,13 @@ FD(epoll_ctl)
     if (b == EPOLL_CTL_ADD) {
         if (it)
             return -EEXIST;
-        if (t->ops == &epoll_ops && o->items)        /* a watched one watches no others, so there is no circle */
-            return -ELOOP;
+        if (t->ops == &epoll_ops) {  /* a watched one watches no others, so there is no circle, and five are in each other at most */
+            u32 deep = ((struct epoll *)t)->deep + 1;
+            if (o->items || deep > 4)
+                return -ELOOP;
+            if (ep->deep < deep)
+                ep->deep = deep;
+        }
         it = alloc(sizeof *it);
         it->ep = ep;
         it->file = t;

@@ -1,4 +1,4 @@
-"""Sequences of calls on pipes, eventfds and unix sockets, step by step. A program: each line of standard input is a JSON list of steps, each line of output
+"""Sequences of calls on pipes, eventfds, unix sockets, refused connections and epoll sets, step by step. A program: each line of standard input is a JSON list of steps, each line of output
 the list of what came of them. Run under plain `python` and in a guest.
 
 Descriptors lie in a list; a step names one by its index modulo the list's length. All are non-blocking. One epoll watches what it is told to.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import select
@@ -17,6 +18,32 @@ import sys
 
 PAIRS = {"stream": socket.SOCK_STREAM, "dgram": socket.SOCK_DGRAM, "seqpacket": socket.SOCK_SEQPACKET}
 MASK = select.POLLIN | select.POLLOUT | select.POLLRDHUP
+
+
+def refused() -> int:
+    """A TCP socket whose connect() nobody answered, which has been told so."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = free.getsockname()
+    made = socket.socket()
+    made.setblocking(False)
+    made.connect_ex(address)
+    select.select([], [made], [], 60)
+    return made.detach()
+
+
+def new_set() -> int:
+    with select.epoll() as made:
+        return fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, 0)
+
+
+def is_set(fd: int) -> bool:
+    """A set says that standard input is not in it."""
+    try:
+        with select.epoll.fromfd(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)) as one:
+            one.unregister(0)
+    except OSError as error:
+        return error.errno == errno.ENOENT
+    return True
 
 
 class Run:
@@ -29,6 +56,10 @@ class Run:
             made = list(os.pipe2(os.O_NONBLOCK))
         elif kind == "event":
             made = [os.eventfd(1, os.EFD_NONBLOCK)]
+        elif kind == "set":
+            made = [new_set()]
+        elif kind == "refused":
+            made = [refused()]
         else:
             ends = socket.socketpair(socket.AF_UNIX, PAIRS[kind])
             for end in ends:
@@ -91,6 +122,27 @@ class Run:
     def remove(self, index: int) -> object:
         self.epoll.unregister(self.fd(index))
         return 0
+
+    def set(self, index: int) -> select.epoll:
+        return select.epoll.fromfd(fcntl.fcntl(self.fd(index), fcntl.F_DUPFD_CLOEXEC, 0))
+
+    def join(self, index: int, other: int, events: int) -> object:
+        """A set watches what is none."""
+        if is_set(self.fd(other)):
+            return None
+        with self.set(index) as one:
+            one.register(self.fd(other), events)
+        return 0
+
+    def leave(self, index: int, other: int) -> object:
+        with self.set(index) as one:
+            one.unregister(self.fd(other))
+        return 0
+
+    def inner(self, index: int) -> object:
+        """What one of the sets has to tell."""
+        with self.set(index) as one:
+            return sorted(events for _, events in one.poll(0, 100))
 
     def wait(self) -> object:
         return sorted(events for _, events in self.epoll.poll(0, 100))

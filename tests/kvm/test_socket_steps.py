@@ -1,4 +1,4 @@
-"""Random sequences of calls on pipes, eventfds, unix sockets and an epoll that watches them: the same results in a guest as natively.
+"""Random sequences of calls on pipes, eventfds, unix sockets, refused connections and epoll sets that watch them: the same results in a guest as natively.
 
 Two programs that live for the whole test, one here and one in a VM, are sent the same steps.
 """
@@ -40,13 +40,16 @@ EVENTS = st.sampled_from(
     ]
 )
 STEP = st.one_of(
-    st.tuples(st.just("make"), st.sampled_from(["stream", "dgram", "seqpacket", "pipe", "event"])),
+    st.tuples(st.just("make"), st.sampled_from(["stream", "dgram", "seqpacket", "pipe", "event", "set", "refused"])),
     st.tuples(st.sampled_from(["write", "read"]), INDEX, SIZE),
     st.tuples(st.just("send"), INDEX, SIZE, st.just(-1) | INDEX),
     st.tuples(st.just("receive"), INDEX, SIZE, st.sampled_from([0, 2, 0x20, 0x22])),
     st.tuples(st.just("shutdown"), INDEX, st.integers(0, 2)),
     st.tuples(st.sampled_from(["close", "dup", "remove", "error"]), INDEX),
     st.tuples(st.sampled_from(["add", "change"]), INDEX, EVENTS),
+    st.tuples(st.just("join"), INDEX, INDEX, EVENTS),
+    st.tuples(st.just("leave"), INDEX, INDEX),
+    st.tuples(st.just("inner"), INDEX),
     st.tuples(st.sampled_from(["poll", "wait"])),
 )
 
