@@ -292,8 +292,9 @@ def test_descriptors_and_records_reach_the_cell(tmp_path: Path) -> None:
         records.append((kind, payload))
         at += 8 + (size + 7) // 8 * 8
     os.fstat(m.header("kvm_fd"))
-    m.set_header("state", 2)
-    open("RECORDS", "w").write(repr(records))
+    with open("RECORDS", "w") as file:
+        file.write(repr(records))
+    m.set_header("state", 2)  # the last: who waits for it reads the file
     """.replace("RECORDS", str(tmp_path / "records"))
 
     async def main() -> None:
