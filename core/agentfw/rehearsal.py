@@ -39,15 +39,16 @@ async def rehearse(store: SnapshotStore, template: Template, snapshot: Path, key
         job = Job("script", "/run/agentfw/rehearsal.py", (), default_environment(), template.view.cwd)
         try:
             host.cell.restore(0, _PID)
-            host.cell.stream(0, 0).send_eof()
             if "warm" not in await read_frame(host.cell.stream(0, 3)):
                 raise ValueError("it is not warm")
             await asyncio.sleep(_PARK_SECONDS)
             await hand_over(host.cell.stream(0, 3), job)
             async with asyncio.timeout(ACK_SECONDS):
-                if not await host.cell.stream(0, 1).receive():
-                    raise ValueError("it printed nothing")
-                await asyncio.sleep(_PARK_SECONDS)
+                for _ in range(2):
+                    if not await host.cell.stream(0, 1).receive():
+                        raise ValueError("it printed nothing")
+                    await asyncio.sleep(_PARK_SECONDS)
+                    host.cell.stream(0, 0).send_eof()
                 host.cell.kill(0)
                 await asyncio.shield(life.exited)
         finally:

@@ -470,12 +470,19 @@ def test_a_rehearsal_tells_which_pages_to_populate(agentfw: Agentfw, tmp_path: P
     assert agentfw("run", "-c", "print(1)", env=cache).stdout == "1\n"
     (hot,) = (tmp_path / "cache/agentfw/snapshots").glob("*.hot")
     runs = list(struct.iter_unpack("<II", hot.read_bytes()))
-    border = runs.index((0, 0))  # between those that are written until it waits for its job, and the job's
-    for part in (runs[:border], runs[border + 1 :]):
+    parts: list[list[tuple[int, int]]] = [
+        []
+    ]  # until it waits for its job, its job's, and four of imports, the more the more was imported
+    for run in runs:
+        parts[-1].append(run) if run != (0, 0) else parts.append([])
+    assert len(parts) == 7 and not parts.pop()
+    for part in parts:
         assert 30 < sum(count for _, count in part) < 2500 and part == sorted(part)
+    pages = [page for part in parts for first, count in part for page in range(first, first + count)]
+    assert len(pages) - len(set(pages)) < len(pages) / 4  # (what lies between two may be in two sets)
     noise = os.urandom(8 * 500)  # a damaged list costs time, nothing else
     hot.write_bytes(noise)
-    assert agentfw("run", "-c", "print(2)", env=cache).stdout == "2\n"
+    assert agentfw("run", "-c", "import sqlite3, unittest.mock; print(2)", env=cache).stdout == "2\n"
     assert hot.read_bytes() == noise
     hot.unlink()
     assert agentfw("run", "-c", "print(3)", env=cache).stdout == "3\n" and hot.exists()

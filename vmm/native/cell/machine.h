@@ -159,6 +159,9 @@ struct machine {
     bool template, restored;
     bool slice_over;                             /* look whether an upcall is due before the next entry */
     bool hot_due;                                /* hot pages of a job are not populated yet */
+    bool roomy;                                  /* what is committed from now on is in huge pages */
+    uint64_t code_opened;                        /* bytes of code, as far as hot.c counts them, */
+    uint32_t code_sets;                          /* and sets of pages that it has for that */
     bool soon;                                   /* AFW_RESTORE_SOON: they are to be as it is restored */
     bool islands;                                /* pages with PAGE_ISLAND may be left */
     bool asleep;                                 /* AFW_RESTORE_LATER, and not entered yet: no page is populated */

@@ -170,7 +170,7 @@ int main(int argc, char **argv)
     if (config_parse(records, records_size, error, sizeof error) || blob_check(&cell.shim, error, sizeof error) ||
         cpu_setup(&cell.cpu, cell.kvm_fd, error, sizeof error))
         fail("%s", error);
-    if (cell.config.hot_out < 0 && !cell.config.recycle && cell.config.save < 0 && cell.pagemap_fd >= 0) {
+    if (cell.config.snapshot_in < 0 && cell.config.save < 0 && cell.pagemap_fd >= 0) {
         close(cell.pagemap_fd);
         cell.pagemap_fd = -1;
     }

@@ -16,6 +16,12 @@
 #define MAPPINGS 16384                           /* a VM: a hostile one cannot make the list long */
 
 #define GIB (1ull << 30)
+/* Pages that will be written to at once, most of them, are there before: KVM maps up to eight by one fault then, and never finds them read first. */
+#define DATA_AT_ONCE (1u << 20)
+#define ZEROS_AT_ONCE (64u << 10)
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23                   /* Linux 5.14 */
+#endif
 
 static uint8_t *spaces, *protections;            /* of all VMs, one behind the other */
 
@@ -110,6 +116,8 @@ int memory_back(struct machine *m, uint32_t from, uint32_t to)
     if (mmap(m->vm.mem + start, size, RW, ANON | MAP_FIXED, -1, 0) == MAP_FAILED)
         return remap_failed(m, start);
     pieces_done(m, start, size, RW, true);
+    if (m->roomy)
+        madvise(m->vm.mem + start, size, MADV_HUGEPAGE);
     return 0;
 }
 
@@ -200,6 +208,8 @@ int memory_zero(struct vm *vm, uint64_t gva, uint64_t len)
     pieces_done(m, gva, len, RW, true);
     changed(m, gva, len);
     sites_unmapped(vm, gva, len);
+    if (m->restored && len <= ZEROS_AT_ONCE)
+        madvise(vm->mem + gva, len, MADV_POPULATE_WRITE);
     return 0;
 }
 
@@ -222,6 +232,8 @@ int memory_map_file(struct vm *vm, int host_fd, uint64_t gva, uint64_t len, int 
     pieces_done(m, gva, len, host_prot(prot), true);
     changed(m, gva, len);
     sites_unmapped(vm, gva, len);
+    if (m->restored && !shared && prot & PROT_WRITE && len <= DATA_AT_ONCE)   /* a library's data: its loader is about to relocate it */
+        madvise(vm->mem + gva, len, MADV_POPULATE_WRITE);
     e = mapping_add(m, &(struct mapping){gva, gva + len, offset, intern(guest_name), shared, prot & PROT_WRITE, file});
     /* Patching a shared mapping would write into the file. In a restored VM code begins to run before anybody could have looked at it, and
      * to have it looked at costs more than most libraries ever use: those calls in it that show at the backstop are found there. */

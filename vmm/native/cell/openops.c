@@ -306,6 +306,8 @@ int64_t op_open(struct vfs *vfs, const uint64_t a[6])
         n = open_device(&p, flags);
     else
         n = open_place(vfs, &p, flags, (uint32_t)a[3], &h);
+    if (n > 0)
+        hot_opened(vfs->vm, p.path, (uint64_t)p.st.st_size);
     place_done(&p);
     if (n > 0 && a[5]) {
         r = 0;

@@ -119,6 +119,9 @@ int sites_files_busy(struct vm *vm);  /* the same, of files' code only */
 void sites_save(struct vm *vm, struct afw_snapshot_header *h);
 void sites_load(struct vm *vm, const struct afw_snapshot_header *h);
 
+/* hot.c */
+void hot_opened(struct vm *vm, const char *path, uint64_t size);     /* a guest opened a file; its canonical path */
+
 /* runner.c */
 /* Space for an event? 0 if queued, -EAGAIN: the queue is full, try again after the worker drained it. */
 int runner_event(struct runner *r, const struct afw_event *e);
