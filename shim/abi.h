@@ -10,7 +10,7 @@
 #define AFW_ABI_H
 #include <stdint.h>
 
-#define AFW_ABI 7
+#define AFW_ABI 8
 
 /* ---- Guest address space. GVA = GPA; 2 MiB leaves, user+write+exec; GVA 0..2 MiB is not mapped (null dereferences fault,
  * and the page tables, which lie there as GPA, are out of the guest's sight). Everything runs at CPL 3. ---- */
@@ -173,6 +173,9 @@ struct afw_ctl {
     uint16_t reserved_policy;
     uint64_t changes;                /* h, g  raised by what may make stale that which is kept of files: by this VM's own changes, and whatever
                                       * it may have heard of others' */
+    uint64_t cpu_since;              /* h  what the clock above said at the last entry, which is when cpu_ns was counted */
+    uint64_t timer;                  /* g  when somebody wants the vCPU, by that clock; 0, ~0: nobody at any known time. The slice ends then */
+    uint64_t tick;                   /* h  when the slice ends as it is: a kick makes the host look at an earlier `timer` */
 };
 /* What stat() found, kept for the next one who asks: written by the cell, as it answers, with what it expects to be asked next. Good
  * while ctl.changes is `changes`, for 2 ms from `at` on. */
@@ -287,9 +290,12 @@ enum afw_op {
     AFW_OP_COPY = 31,                /* from handle a0, offset a1 to handle a2, offset a3; bytes a4; as copy_file_range() (1) or sendfile() (0) a5 -> bytes */
     /* memory */
     AFW_OP_COMMIT = 32,              /* addr a0  len a1: make the chunks that cover it usable (new memslots); ENOMEM over the limit */
-    AFW_OP_MAPFILE = 33,             /* handle a0  addr a1  len a2  prot a3  flags a4 (MAP_PRIVATE or MAP_SHARED)  offset a5 */
-    AFW_OP_ZERO = 34,                /* addr a0  len a1: fresh zero pages, readable and writable, whatever was there */
+    AFW_OP_MAPFILE = 33,             /* handle a0  addr a1  len a2  prot a3  MAP_PRIVATE, MAP_SHARED or MAP_SHARED_VALIDATE a4  offset a5 */
+    AFW_OP_ZERO = 34,                /* addr a0  len a1: fresh zero pages, readable and writable, whatever was there
+                                      * a2 = 1: of files' private mappings the file's pages again, as they were mapped; nothing else changes */
     AFW_OP_PROTECT = 35,             /* addr a0  len a1  prot a2 */
+    AFW_OP_REMAP = 36,               /* addr a0  len a1  new addr a2  new len a3: one file's mapping goes there, and may grow; zero pages are left. EFAULT:
+                                      * it is not one; ENOMEM: what is to be added cannot be had */
     /* flows; state lives in the I/O window */
     AFW_OP_FLOW_OPEN = 48,           /* flow a0  kind a1  family a2 (AF_INET, AF_INET6)  address a3,a4 (as in memory, 16 bytes)  port a5 (host order) */
     AFW_OP_FLOW_KICK = 49,           /* flow a0: bytes were produced or consumed, or gflags changed */

@@ -4,7 +4,7 @@
 
 #define BLOB 0x210000                /* AFW_SHIM */
 #define SHIM_MAGIC 0x314d4853574641  /* AFW_SHIM_MAGIC */
-#define SHIM_ABI 7                   /* AFW_ABI */
+#define SHIM_ABI 8                   /* AFW_ABI */
 #define CTL_ADDR 0x204000
 #define CTL_RESCHED (CTL_ADDR + 12)
 #define CTL_XCR0 (CTL_ADDR + 200)

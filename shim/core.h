@@ -121,7 +121,8 @@ void itimers_expire(void);
 /* time.c */
 void put_timeval(u64 user, u64 ns);  /* or the call ends with EFAULT */
 u64 cpu_time(void);                  /* of the VM, ns */
-void cpu_time_restart(void);         /* booted or restored */
+void cpu_time_ask(void);             /* before it is told to the program: may be an exit */
+void cpu_time_restart(void);         /* restored */
 
 
 #endif

@@ -42,19 +42,17 @@ static int fresh(struct stamp *s)
     return s->changes == files_changed && !shared && now_mono() - s->at < FRESH;
 }
 
-s64 fd_map_handle(int fd, u64 *handle, int *writable, int *readable)
+s64 fd_map_handle(int fd, u64 *handle)
 {
     struct file *f = peek(fd);
     if (!f || f->flags & O_PATH)
         return -EBADF;
-    u32 mode = f->flags & O_ACCMODE;
-    *writable = mode != O_RDONLY;
-    *readable = mode != O_WRONLY;
+    *handle = f->handle;
     if (!f->handle)
         return -ENODEV;
+    u32 mode = f->flags & O_ACCMODE;
     shared |= mode;
-    *handle = f->handle;
-    return 0;
+    return mode;
 }
 
 /* A ring call with the description's handle first; failure fails the call. */

@@ -21,7 +21,7 @@ void *kalloc(size_t size)
     while (class < CLASSES && size + HEAD > 32ul << class)
         class++;
     if (class == CLASSES) {
-        if (size > AFW_SPACE_END || region_room())
+        if (BEYOND(size) || region_room())
             return 0;
         page p = kpages(PAGES(size + HEAD));
         if (!p)

@@ -30,6 +30,7 @@ s64 sys_change(u64 a, u64 b, u64 c, u64 d, u64 e)
 /* getrusage, times */
 s64 sys_usage(u64 a, u64 b)
 {
+    cpu_time_ask();
     return sys_ask(a, b, cpu_time(), thread_cpu_time(current), mm_peak);
 }
 

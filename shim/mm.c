@@ -153,7 +153,7 @@ static s64 user_range(u64 addr, u64 len, page *start, page *end)
 {
     *start = PAGE_OF(addr);
     *end = *start + PAGES(len);
-    if (addr % PAGE || addr < AFW_IMAGE || addr >= AFW_SPACE_END || len > AFW_SPACE_END || !len || *end > SPACE_PAGES || region_room())
+    if (addr % PAGE || addr < AFW_IMAGE || BEYOND(addr | len) || !len || *end > SPACE_PAGES || region_room())
         return -EINVAL;
     for (struct region *r = region_at(*start); r->start < *end; r++)
         if (r->attr & A_KERNEL)
@@ -161,20 +161,20 @@ static s64 user_range(u64 addr, u64 len, page *start, page *end)
     return 0;
 }
 
-/* The same of calls that want all of it mapped, and may be given nothing at all: 0 then. Fails by itself */
-static int mapped_range(u64 addr, u64 len, page *start, page *end)
+/* The same of calls that want all of it mapped, and may be given nothing at all. -> up to where it is. Fails by itself */
+static page mapped_range(u64 addr, u64 len, page *start, page *end)
 {
     s64 r = user_range(addr, len, start, end);
     if (addr % PAGE)
         fail(r);
     if (!len)
-        return 0;
-    if (r || !region_covered(*start, *end, 0))
+        fail(0);
+    if (r)
         fail(-ENOMEM);
-    return 1;
+    return region_covered(*start, *end, 0);
 }
 
-#define MAP_SHARED 1
+#define MAP_SHARED 1                 /* 3: MAP_SHARED_VALIDATE */
 #define MAP_PRIVATE 2
 #define MAP_FIXED 0x10
 #define MAP_ANONYMOUS 0x20
@@ -182,14 +182,13 @@ static int mapped_range(u64 addr, u64 len, page *start, page *end)
 #define MAP_HUGETLB 0x40000
 #define MAP_FIXED_NOREPLACE 0x100000
 
-static s64 map_file(page start, page end, u32 attr, u64 handle, u64 offset)
+static s64 map_file(page start, page end, u32 attr, u64 handle, u64 type, u64 offset)
 {
     placing = 1;
     s64 r = commit(start, end);
     int try = !r;
     if (try)
-        r = ring_call(AFW_OP_MAPFILE, handle, ADDRESS(start), ADDRESS(end - start), attr & PROT_ALL,
-                      attr & A_SHARED ? MAP_SHARED : MAP_PRIVATE, offset);
+        r = ring_call(AFW_OP_MAPFILE, handle, ADDRESS(start), ADDRESS(end - start), attr & PROT_ALL, type, offset);
     placing = 0;
     if (try)
         region_set(start, end, r < 0 ? A_FILE | A_DIRTY : A_MAP | A_FILE | attr);
@@ -199,30 +198,31 @@ static s64 map_file(page start, page end, u32 attr, u64 handle, u64 offset)
 s64 sys_mmap(u64 addr, u64 len, u64 prot, u64 flags, u64 fd, u64 offset)
 {
     u64 handle = 0;
-    int readable, writable;
     u32 type = (flags & 15) - 1, attr = (prot & PROT_ALL) | (type == MAP_PRIVATE - 1 ? 0 : A_SHARED);
     page start, end, n = PAGES(len), base = PAGE_OF(CTL->mmap_base);
-    s64 r;
-    if (!len || offset % PAGE || type > 2 - (flags / MAP_ANONYMOUS & 1))    /* (MAP_SHARED_VALIDATE is for files) */
+    s64 r, mode = 2;                 /* O_RDWR */
+    if (offset % PAGE)
         return -EINVAL;
-    if (len > AFW_SPACE_END || (flags & MAP_HUGETLB) || region_room())
-        return -ENOMEM;
     if (!(flags & MAP_ANONYMOUS)) {
-        r = fd_map_handle((int)fd, &handle, &writable, &readable);
-        if (r < 0)
-            return r;
-        if (!readable || ((attr & A_SHARED) && (attr & PROT_W) && !writable))
-            return -EACCES;
+        mode = fd_map_handle((int)fd, &handle);
+        if (mode < 0)
+            return mode;
     }
+    if (!len || type > 2 - (flags / MAP_ANONYMOUS & 1))  /* (MAP_SHARED_VALIDATE is for files) */
+        return -EINVAL;
+    if (BEYOND(len) || (flags & MAP_HUGETLB) || region_room())
+        return -ENOMEM;
     r = user_range(addr, len, &start, &end);
-    int is_free = !r && find_gap(n, start, end) == start;
-    if (flags & (MAP_FIXED | MAP_FIXED_NOREPLACE)) {
-        if (r)
-            return addr % PAGE ? r : -ENOMEM;
-        if ((flags & MAP_FIXED_NOREPLACE) && !is_free)
-            return -EEXIST;
+    int is_free = !r && find_gap(n, start, end) == start, fixed = (flags & (MAP_FIXED | MAP_FIXED_NOREPLACE)) != 0;
+    if (fixed && r)
+        return addr % PAGE ? r : -ENOMEM;
+    if ((flags & MAP_FIXED_NOREPLACE) && !is_free)
+        return -EEXIST;
+    if (mode == 1 || (!mode && (attr & (A_SHARED | PROT_W)) == (A_SHARED | PROT_W)))     /* not for reading, not for writing */
+        return -EACCES;
+    if (fixed)
         mm_release(start, end);
-    } else {
+    else {
         if (!is_free || start < base) {
             int high = !attr && n >= LOW_RESERVATION && !(flags & MAP_32BIT);
             page pad = !(flags & MAP_ANONYMOUS) && n >= HUGE ? HUGE - 1 : 0;
@@ -233,7 +233,7 @@ s64 sys_mmap(u64 addr, u64 len, u64 prot, u64 flags, u64 fd, u64 offset)
         }
         end = start + n;
     }
-    r = flags & MAP_ANONYMOUS ? map(start, end, attr) : map_file(start, end, attr, handle, offset);
+    r = flags & MAP_ANONYMOUS ? map(start, end, attr) : map_file(start, end, attr, handle, type + 1, offset);
     return r ? r : (s64)ADDRESS(start);
 }
 
@@ -251,10 +251,10 @@ s64 sys_mprotect(u64 addr, u64 len, u64 prot)
     page start, end;
     u32 more = 0;
     struct region *p;
+    page all = mapped_range(addr, len, &start, &end), missing = end - all;
     if (prot & ~(u64)PROT_ALL)
         return -EINVAL;
-    if (!mapped_range(addr, len, &start, &end))
-        return 0;
+    end = all;
     if (prot) {
         for (page s = start; (p = region_piece(s, end)); s = p->end)
             if (!(p->attr & (PROT_ALL | A_FILE)))
@@ -277,7 +277,7 @@ s64 sys_mprotect(u64 addr, u64 len, u64 prot)
             region_change(region_at(s), (a & ~(u32)(PROT_ALL | A_PROT)) | (u32)prot | (prot & PROT_W ? 0 : A_PROT));
     }
     region_merge(start, end);
-    return settle(r < 0 ? r : 0);
+    return settle(r < 0 ? r : missing ? -ENOMEM : 0);
 }
 
 #define MADV_DONTNEED 4
@@ -291,63 +291,78 @@ s64 sys_madvise(u64 addr, u64 len, u64 advice)
     s64 r = 0;
     if (advice > 25 || !(MADV_KNOWN >> advice & 1))
         return -EINVAL;
-    if (!mapped_range(addr, len, &start, &end))
-        return 0;
+    int missing = mapped_range(addr, len, &start, &end) < end;
     /* Hints; MADV_FREE may keep the pages. And so may the C library's word that an ending thread's stack is not needed: what lies
      * right below a stack pointer nobody can count on, and the next thread that gets the stack is spared a fault a page. */
     u64 sp = user_frame()->rsp;
     if (advice != MADV_DONTNEED || (sp - ADDRESS(end) < 0x8000 && region_at(PAGE_OF(sp))->start <= start))
-        return 0;
+        return missing ? -ENOMEM : 0;
     for (page s = start, e; r >= 0 && (p = region_piece(s, end)); s = e) {
+        s = p->start;
         e = p->end;
         u32 a = p->attr;
-        if (a & (A_FILE | A_LAZY | A_SHARED))    /* a file's private pages keep what was written: the handle to read it again is gone */
+        if ((a & (A_MAP | A_LAZY | A_SHARED)) != A_MAP)
             continue;
-        if (!(a & A_PROT) && e - s <= 16)
+        if (!(a & (A_PROT | A_FILE)) && e - s <= 16)
             memset((void *)ADDRESS(s), 0, ADDRESS(e - s));
         else {
-            r = host(AFW_OP_ZERO, s, e, 0);
-            if (r >= 0 && (a & A_PROT))
+            r = host(AFW_OP_ZERO, s, e, a / A_FILE & 1);
+            if (r >= 0 && (a & (A_PROT | A_FILE)) == A_PROT)
                 r = host(AFW_OP_PROTECT, s, e, a & PROT_ALL);
         }
     }
     region_merge(start, end);
-    return r < 0 ? r : 0;
+    return r < 0 ? r : missing ? -ENOMEM : 0;
 }
 
 #define MREMAP_MAYMOVE 1
-s64 sys_mremap(u64 addr, u64 old_len, u64 new_len, u64 flags)
+#define MREMAP_FIXED 2
+s64 sys_mremap(u64 addr, u64 old_len, u64 new_len, u64 flags, u64 new_addr)
 {
-    page start, end, to, n = PAGES(new_len);
+    page start, end, to, to_end, n = PAGES(new_len);
     s64 r = user_range(addr, old_len, &start, &end);
-    if (r || !new_len || flags > MREMAP_MAYMOVE)
-        return -EINVAL;              /* (a fixed place and DONTUNMAP: not served) */
+    /* (MREMAP_DONTUNMAP: not served) */
+    if (r || !new_len || flags > 3 || flags == MREMAP_FIXED ||
+        (flags > 1 && (user_range(new_addr, new_len, &to, &to_end) || (to < end && start < to_end))))
+        return -EINVAL;
     struct region *p = region_at(start);
-    u32 attr = p->attr & ~(u32)(A_PROT | A_LAZY);
-    if (!region_covered(start, end, 0) || p->end < end)
+    if (p->start > start || !(p->attr & A_MAP))
         return -EFAULT;
-    if (new_len > AFW_SPACE_END)
+    if (BEYOND(new_len))
         return -ENOMEM;
     if (n <= end - start) {
         mm_release(start + n, end);
+        if (flags <= MREMAP_MAYMOVE)
+            return (s64)addr;
+        end = start + n;
+    }
+    p = region_at(start);
+    u32 attr = p->attr, type = MAP_ANONYMOUS | (attr & A_SHARED ? MAP_SHARED : MAP_PRIVATE);
+    if (p->end < end)
+        return -EFAULT;
+    u64 len = ADDRESS(end - start);
+    if (flags <= MREMAP_MAYMOVE && !(attr & A_FILE) && sys_mmap(ADDRESS(end), new_len - len, attr & PROT_ALL, type | MAP_FIXED_NOREPLACE, 0, 0) >= 0)
         return (s64)addr;
-    }
-    if (!(attr & A_FILE) && find_gap(start + n - end, end, start + n) == end) {
-        r = start + n > SPACE_PAGES ? -ENOMEM : map(end, start + n, attr);
-        return r ? r : (s64)addr;
-    }
-    to = find_gap(n, PAGE_OF(CTL->mmap_base), SPACE_PAGES);
-    /* Pages cannot move, so the content is copied. What has none that can be read, or is a file's, cannot grow. */
-    if (!to || !flags || (attr & (A_FILE | PROT_R)) != PROT_R)
+    if (!flags)
         return -ENOMEM;
-    r = map(to, to + n, (attr & (A_SHARED | PROT_X)) | PROT_R | PROT_W);
-    if (r)
-        return r;
-    memcpy((void *)ADDRESS(to), (void *)addr, ADDRESS(end - start));
-    mm_release(start, end);
-    if (!(attr & PROT_W))
-        r = sys_mprotect(ADDRESS(to), new_len, attr & PROT_ALL);
-    return r ? r : (s64)ADDRESS(to);
+    u64 at = (u64)sys_mmap(flags > 1 ? new_addr : 0, new_len, PROT_R | PROT_W, flags > 1 ? type | MAP_FIXED : type, 0, 0);
+    if ((s64)at < 0)
+        return (s64)at;
+    if (attr & A_FILE) {
+        to = PAGE_OF(at);
+        r = ring_call(AFW_OP_REMAP, addr, len, at, ADDRESS(n), 0, 0);
+        if (!r)
+            region_set(start, end, 0);
+        region_set(to, to + n, r ? A_FILE | A_DIRTY : attr);
+    } else {        /* pages of nobody's file cannot move, so the content is copied */
+        r = attr & PROT_R ? 0 : sys_mprotect(addr, len, PROT_R | PROT_W);
+        if (!r) {
+            memcpy((void *)at, (void *)addr, len);
+            mm_release(start, end);
+            r = sys_mprotect(at, new_len, attr & PROT_ALL);
+        }
+    }
+    return r < 0 ? r : (s64)at;
 }
 
 s64 sys_brk(u64 addr)
@@ -359,16 +374,6 @@ s64 sys_brk(u64 addr)
         mm_release(new, old);
     brk_end = addr;
     return (s64)addr;
-}
-
-/* Shared mappings are the host's page cache: nothing to carry over. */
-s64 sys_msync(u64 addr, u64 len, u64 flags)
-{
-    page start, end;
-    if (flags > 6 || flags == 5)     /* MS_ASYNC 1, MS_INVALIDATE 2, MS_SYNC 4: not both of the outer ones */
-        return -EINVAL;
-    mapped_range(addr, len, &start, &end);
-    return 0;
 }
 
 void mm_init(void)

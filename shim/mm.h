@@ -20,6 +20,7 @@ typedef u32 page;
 #define PAGES(bytes) ((page)(((bytes) + PAGE - 1) / PAGE))
 #define ADDRESS(p) ((u64)(p) * PAGE)
 #define SPACE_PAGES PAGE_OF(AFW_SPACE_END)
+#define BEYOND(n) ((n) >> 34)        /* no address and no length there is: AFW_SPACE_END, rounded up. What passes fits a page after additions */
 
 #define region afw_region            /* struct region: the host reads the table, too. Pages in no region are free and as fresh memory is */
 
@@ -33,7 +34,7 @@ void region_change(struct region *r, u32 attr);      /* in place; region_merge()
 void region_merge(page start, page end);
 int region_room(void);               /* room for the splits of one call: 0 or -ENOMEM */
 page find_gap(page size, page from, page end);       /* lowest unmapped range, 0 */
-int region_covered(page start, page end, u32 attr);  /* all of it mapped, with these attributes */
+page region_covered(page start, page end, u32 attr); /* up to where all of it is mapped, with these attributes */
 void region_init(void);
 extern u32 mm_dirty;                 /* pages that are A_DIRTY */
 

@@ -137,24 +137,22 @@ page find_gap(page size, page from, page end)
     return from < end && end - from >= size ? from : 0;
 }
 
-int region_covered(page start, page end, u32 attr)
+page region_covered(page start, page end, u32 attr)
 {
     attr |= A_MAP;
-    for (struct region *r = region_at(start); r->start <= start && (r->attr & attr) == attr; r++) {
+    for (struct region *r = region_at(start); start < end && r->start <= start && (r->attr & attr) == attr; r++)
         start = r->end;
-        if (start >= end)
-            return 1;
-    }
-    return 0;
+    return start < end ? start : end;
 }
 
 int user_ok(u64 addr, u64 len, int write)
 {
     if (!len)
         return 1;
-    if (addr >= AFW_SPACE_END || len > AFW_SPACE_END)
+    if (BEYOND(addr | len))
         return 0;
-    return region_covered(PAGE_OF(addr), PAGES(addr + len), write ? PROT_W : PROT_R);
+    page end = PAGES(addr + len);
+    return region_covered(PAGE_OF(addr), end, write ? PROT_W : PROT_R) == end;
 }
 
 void copy_in(void *to, u64 from, u64 n)

@@ -16,10 +16,20 @@ static u64 cpu_at_switch;
 #define MAX_THREADS AFW_THREADS_MAX
 #define KSTACK 5120                  /* at least */
 
-/* Does anything besides the current thread want the vCPU, now or at some time? */
+static u64 next_deadline(void)
+{
+    u64 deadline = itimer_next();
+    return sleepers && sleepers->deadline < deadline ? sleepers->deadline : deadline;
+}
+
+/* Does anything besides the current thread want the vCPU, now or at some time? Who has slept comes before those that compute: if the
+ * host's tick would be late for that, it hears of it. */
 static void note_alone(void)
 {
+    CTL->timer = next_deadline();
     CTL->alone = !run_first && !sleepers && !itimers_on() && CTL->sq_tail == CTL->sq_head;
+    if (CTL->timer < CTL->tick)
+        ring_kick();
 }
 
 #define LEAD 4000000                 /* ns of lead for who has slept: it comes before those that compute, but not for long */
@@ -106,17 +116,12 @@ static u32 xgetbv(void)
     return a & XSTATE_KNOWN;
 }
 
-/* What the CPU really has: where KVM cannot hide a feature (pvm) programs may use it, whatever ctl.xcr0 and cpuid tell them. */
+/* What the CPU really has: where KVM cannot hide a feature (pvm) programs may use it, whatever ctl.xcr0 and cpuid tell them. Sizes are
+ * those of XSAVE's standard form: AVX ends at 832; AVX-512 at 2,688 on Intel's CPUs, at 2,432 on AMD's. */
 static void xstate_init(void)
 {
     xstate_mask = xgetbv();
-    xstate_size = 576;
-    for (u32 i = 2; i < 8; i++) {
-        u32 size = 0xd, offset, c = i, d;
-        __asm__ volatile("cpuid" : "+a"(size), "=b"(offset), "+c"(c), "=d"(d));
-        if ((xstate_mask >> i & 1) && size + offset > xstate_size)
-            xstate_size = size + offset;
-    }
+    xstate_size = xstate_mask & 0xe0 ? 2688 : 832;
 }
 
 static void restored(void)
@@ -188,10 +193,8 @@ static void schedule(void)
             flows_poll();
         if (run_first)
             break;
-        u64 deadline = itimer_next();
-        if (sleepers && sleepers->deadline < deadline)
-            deadline = sleepers->deadline;
-        ring_out_wait(deadline);
+        CTL->timer = NEVER;
+        ring_out_wait(next_deadline());
         after_exit();
     }
     struct thread *t = run_first;
@@ -504,7 +507,6 @@ void shim_main(void)
     main_thread.tid = next_tid = CTL->pid;
     generation = CTL->generation;
     mm_init();
-    cpu_time_restart();
     note_alone();
     io_init();
 }

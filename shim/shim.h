@@ -95,7 +95,7 @@ void *memmove(void *d, const void *s, size_t n);
 /* ---- I/O half, called by the core half ---- */
 void io_init(void);                                  /* at boot: stdio on descriptors 0..2 */
 void io_restored(void);                              /* at the first entry after a restore: generation changed */
-s64 fd_map_handle(int fd, u64 *handle, int *writable, int *readable);   /* for mmap: the ring handle behind fd, or -EBADF, -ENODEV, -EACCES */
+s64 fd_map_handle(int fd, u64 *handle);              /* for mmap: the ring handle behind fd; -> O_ACCMODE's part of its flags, -EBADF, -ENODEV */
 void io_exit(void);                                  /* before AFW_OP_EXIT: close all */
 void io_say(const char *text, size_t n);             /* to stderr, if there is room; never blocks. (sys_write from inside a call would leave it) */
 

@@ -22,28 +22,29 @@ u64 deadline_after(u64 ns)
     return t < ns ? NEVER : t;
 }
 
-/* What the host counted at the last entry, and the time since we first saw that count. */
+/* What the host counted at the last entry, and the time since then. */
 #define SLICE 8000000                /* ns: no run of the vCPU is much longer */
-static u64 counted, since, shown, before;        /* before: of the VM that this one was forked from */
+#define DOUBT 400000                 /* ns of it that may have been others' on the host, without being asked */
+static u64 shown, before;            /* before: of the VM that this one was forked from */
 
 void cpu_time_restart(void)
 {
-    counted = CTL->cpu_ns;
-    since = now_mono();
     before = shown = CTL->forked ? shown : 0;
 }
 
 u64 cpu_time(void)
 {
-    u64 now = now_mono();
-    if (CTL->cpu_ns != counted) {
-        counted = CTL->cpu_ns;
-        since = now;
-    }
-    u64 part = now - since, t = before + counted + (part < SLICE ? part : SLICE);     /* what is more went to others on the host */
+    s64 part = (s64)(now_mono() - CTL->cpu_since);
+    u64 t = before + CTL->cpu_ns + (u64)(part < SLICE ? part : SLICE);   /* what is more went to others on the host */
     if (t < shown)
         t = shown;                   /* our estimate was ahead */
     return shown = t;
+}
+
+void cpu_time_ask(void)
+{
+    if ((s64)(now_mono() - CTL->cpu_since) > DOUBT)
+        ring_kick();
 }
 
 static s64 read_pair(u64 user, u64 unit, u64 *ns)
@@ -91,11 +92,10 @@ static s64 clock(u64 id, u64 *ns)
     }
     if (n > CLOCK_TAI || !(KNOWN_CLOCKS >> n & 1))
         return -EINVAL;
-    if (n == PROCESS_CPUTIME)
-        *ns = cpu_time();
-    else if (n == THREAD_CPUTIME)
-        *ns = thread_cpu_time(t);
-    else
+    if ((u32)n - PROCESS_CPUTIME < 2) {
+        cpu_time_ask();
+        *ns = n == PROCESS_CPUTIME ? cpu_time() : thread_cpu_time(t);
+    } else
         *ns = REAL_CLOCKS >> n & 1 ? now_real() : now_mono();
     return 0;
 }
@@ -112,26 +112,11 @@ s64 sys_clock_gettime(u64 id, u64 out)
     return r ? r : write_pair(out, ns, 1);
 }
 
-s64 sys_clock_getres(u64 id, u64 out)
-{
-    u64 ns;
-    s64 r = clock(id, &ns);
-    return r || !out ? r : write_pair(out, 1, 1);
-}
-
 s64 sys_gettimeofday(u64 tv, u64 tz)
 {
     if (tz)
         copy_out_word(tz, 0);
     return tv ? write_pair(tv, now_real(), 1000) : 0;
-}
-
-s64 sys_time(u64 out)
-{
-    u64 t = now_real() / BILLION;
-    if (out)
-        copy_out_word(out, t);
-    return (s64)t;
 }
 
 static s64 sleep_until(u64 deadline, u64 remaining)

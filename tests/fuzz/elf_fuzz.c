@@ -46,13 +46,13 @@ int memory_protect(struct vm *vm, uint64_t gva, uint64_t len, int prot)
     return len ? 0 : -EINVAL;
 }
 
-int memory_map_file(struct vm *vm, int fd, uint64_t gva, uint64_t len, int prot, int shared, uint64_t offset, const char *name,
+int memory_map_file(struct vm *vm, int fd, uint64_t gva, uint64_t len, int prot, enum map_how how, uint64_t offset, const char *name,
                     struct tnode *mapped)
 {
     (void)vm, (void)name, (void)prot, (void)mapped;
     size_t size = file_size[opened - 1];
     must(gva % PAGE == 0 && offset % PAGE == 0 && inside(gva, page_up(len), AFW_IMAGE, SPACE), "a mapping outside the image");
-    must(!shared && offset <= size && len <= size + PAGE, "a mapping outside the file");
+    must(how == MAP_OWN && offset <= size && len <= size + PAGE, "a mapping outside the file");
     return pread(fd, memory + gva, len, (off_t)offset) < 0 ? -errno : 0;
 }
 

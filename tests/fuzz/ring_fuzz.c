@@ -34,15 +34,17 @@ void hot_opened(struct vm *v, const char *path, uint64_t size)
     (void)size;
 }
 
-int memory_map_file(struct vm *v, int fd, uint64_t gva, uint64_t len, int prot, int shared, uint64_t offset, const char *name, struct tnode *file)
+int memory_map_file(struct vm *v, int fd, uint64_t gva, uint64_t len, int prot, enum map_how how, uint64_t offset, const char *name, struct tnode *file)
 {
-    (void)v, (void)prot, (void)shared, (void)file;
+    (void)v, (void)prot, (void)how, (void)file;
     must(fd >= 0 && len && (gva | offset) % PAGE == 0 && *name == '/', "a mapping that is none");
     return gva < AFW_SPACE_END ? 0 : -EINVAL;
 }
 
 int memory_commit(struct vm *v, uint64_t gva, uint64_t len) { (void)v; return gva % PAGE || len % PAGE ? -EINVAL : 0; }
 int memory_zero(struct vm *v, uint64_t gva, uint64_t len) { (void)v; return gva % PAGE || len % PAGE ? -EINVAL : 0; }
+int memory_file_again(struct vm *v, uint64_t gva, uint64_t len) { return memory_zero(v, gva, len); }
+int memory_remap(struct vm *v, uint64_t gva, uint64_t len, uint64_t to, uint64_t new_len) { return memory_zero(v, gva | to, len | new_len); }
 int memory_protect(struct vm *v, uint64_t gva, uint64_t len, int prot) { (void)v, (void)prot; return gva % PAGE || len % PAGE ? -EINVAL : 0; }
 void sites_code(struct vm *v, uint32_t kind, uint64_t gva, uint64_t len) { (void)v, (void)kind, (void)gva, (void)len; }
 int sites_busy(struct vm *v) { (void)v; return full; }

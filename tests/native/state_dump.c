@@ -130,7 +130,7 @@ static void dump_machine(const struct machine *m)
     c.maps_room = 0;                             /* how much was allocated */
     c.seams = 0;                                 /* the VM's, not the life's */
     c.cpu_ns = c.turns_ns = 0;                   /* time */
-    c.clock_tsc_base = c.clock_mult = c.clock_mono_base = c.tsc_delta = c.command_ns = 0;
+    c.clock_tsc_base = c.clock_mult = c.clock_mono_base = c.clock_real_offset = c.tsc_delta = c.command_ns = 0;
     c.reset_ns = c.private_pages = 0;            /* statistics of the reset itself */
     c.clean = false;
     bytes("machine", &c, sizeof c);

@@ -2,6 +2,7 @@
 #include "check.h"
 #include <pthread.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/times.h>
 
@@ -47,6 +48,20 @@ int main(void)
     uint64_t cpu = ns_now(CLOCK_PROCESS_CPUTIME_ID), start = ns_now(CLOCK_MONOTONIC);
     while (ns_now(CLOCK_PROCESS_CPUTIME_ID) < cpu + 30000000)
         CHECK(ns_now(CLOCK_MONOTONIC) - start < 30000000000);
+    /* what is told is what the kernel counted, at any time: a call that asks it for something changes nothing */
+    int jumped = 0;                  /* (the kernel charges a thread for interrupts, too) */
+    for (int i = 0; i < 100; i++) {
+        uint64_t until = ns_now(CLOCK_MONOTONIC) + (uint64_t)(i % 7) * 500000;
+        while (ns_now(CLOCK_MONOTONIC) < until)
+            ;
+        clockid_t id = i & 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_PROCESS_CPUTIME_ID;
+        uint64_t told = ns_now(id);
+        syscall(SYS_getcpu, 0, 0, 0);
+        uint64_t then = ns_now(id);
+        CHECK(then >= told);
+        jumped += then - told >= 1000000;
+    }
+    CHECK(jumped < 20);
     clockid_t mine;
     CHECK(!pthread_getcpuclockid(pthread_self(), &mine) && ns_now(mine) > 0);
     struct rusage u;

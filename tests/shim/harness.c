@@ -110,6 +110,7 @@ static void entered(void)
     struct timespec t;
     SYS(SYS_clock_gettime, CLOCK_PROCESS_CPUTIME_ID, &t, 0);
     CTL->cpu_ns = (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+    CTL->cpu_since = mono();
     due_signals();
 }
 
@@ -216,6 +217,8 @@ static int64_t operation(const struct afw_sqe *e)
     case AFW_OP_ZERO:
         if (a[0] % 4096 || a[1] % 4096)
             return -EINVAL;
+        if (a[2])
+            return SYS(SYS_madvise, a[0], a[1], MADV_DONTNEED);
         return sys6(SYS_mmap, (long)a[0], (long)a[1], 7, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) < 0 ? -ENOMEM : 0;
     case AFW_OP_PROTECT:
         if (a[0] % 4096 || a[1] % 4096)
@@ -274,7 +277,13 @@ static int64_t operation(const struct afw_sqe *e)
     case AFW_OP_TRUNCATE:
         return SYS(SYS_ftruncate, a[0], a[1], 0);
     case AFW_OP_MAPFILE: {
-        long r = sys6(SYS_mmap, (long)a[1], (long)a[2], (long)a[3], MAP_FIXED | (a[4] == 1 ? MAP_SHARED : MAP_PRIVATE), (int)a[0], (long)a[5]);
+        long r = sys6(SYS_mmap, (long)a[1], (long)a[2], (long)a[3], MAP_FIXED | (a[4] != 2 ? MAP_SHARED : MAP_PRIVATE), (int)a[0], (long)a[5]);
+        return r < 0 ? r : 0;
+    }
+    case AFW_OP_REMAP: {
+        long r = sys6(SYS_mremap, (long)a[0], (long)a[1], (long)a[3], MREMAP_MAYMOVE | MREMAP_FIXED, (long)a[2], 0);
+        if (r >= 0)
+            sys6(SYS_mmap, (long)a[0], (long)a[1], 7, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
         return r < 0 ? r : 0;
     }
     case AFW_OP_SOCKET:

@@ -1,7 +1,9 @@
 """The shim's core half: C programs that must end with 0 natively, on the shim without KVM (harness.c), and in a VM."""
 
 import asyncio
+import difflib
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,17 +67,29 @@ def on_harness(built: Path, program: str, *args: str, options: tuple[str, ...] =
     return run
 
 
-def in_vm(built: Path, program: str, *args: str, memory: int = 1 << 30, slice_ns: int = 0) -> VmExit:
-    """Boots the program."""
+def in_vm(
+    built: Path, program: str, *args: str, memory: int = 1 << 30, slice_ns: int = 0, output: list[bytes] | None = None
+) -> VmExit:
+    """Boots the program. `output`: takes what it writes to stdout."""
 
     async def main() -> VmExit:
         path = f"/t/{program}"
         config = CellConfig(memory=memory, mounts=[Mount("/t", built)], program=path, argv=[path, *args], slice_ns=slice_ns)
         handler = Handler()
         cell = await Cell.start(config, handler)
+
+        async def read(flow: int, to: list[bytes]) -> None:
+            while data := await cell.stream(0, flow).receive():
+                to.append(data)
+
+        told: list[bytes] = []
         try:
             cell.boot(0)
-            return await handler.exit(60)
+            reading = asyncio.gather(read(1, [] if output is None else output), read(2, told))
+            report = await handler.exit(60)
+            await asyncio.wait_for(reading, 20)
+            print(b"".join(told).decode(), file=sys.stderr)
+            return report
         finally:
             await cell.close()
 
@@ -106,6 +120,31 @@ def test_memory_by_chance(built: Path, seed: str) -> None:
 def test_vm(built: Path, program: str) -> None:
     report = in_vm(built, program)
     assert (report.kind, report.code) == ("code", 0), report.text
+
+
+def same_lines(expected: bytes, got: bytes) -> None:
+    lines = difflib.unified_diff(expected.decode().splitlines(), got.decode().splitlines(), "native", "here", lineterm="", n=2)
+    assert not [*lines]
+
+
+def test_maps_by_chance(built: Path) -> None:
+    """What memory calls give, and what the pages are after each: as natively."""
+    arguments = "1", "400", "6"  # seed, steps, seeds
+    native = subprocess.run([str(built / "maps"), *arguments], capture_output=True, timeout=60, check=True).stdout
+    run = on_harness(built, "maps", *arguments)
+    assert (run.returncode, run.stderr) == (0, b"")
+    assert native.count(b"\n") > 6 * 400
+    same_lines(native, run.stdout)
+
+
+@KVM
+def test_maps_by_chance_in_a_vm(built: Path) -> None:
+    arguments = "7", "400", "8"
+    native = subprocess.run([str(built / "maps"), *arguments], capture_output=True, timeout=60, check=True).stdout
+    output: list[bytes] = []
+    report = in_vm(built, "maps", *arguments, output=output)
+    assert (report.kind, report.code) == ("code", 0), report.text
+    same_lines(native, b"".join(output))
 
 
 def test_random_stream(built: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from agentfw_vmm import Cell, CellConfig, Mount
 
-from .test_core import Handler, built
+from .test_core import Handler, built, in_vm
 
 __all__ = ["built"]
 
@@ -16,6 +16,15 @@ def vectors() -> list[str]:
     """kept.c's argument: the widest registers of guests. pvm hides none; elsewhere they have the baseline's."""
     pvm = Path("/sys/module/kvm_pvm").exists()
     return ["avx512"] if pvm and "avx512f" in Path("/proc/cpuinfo").read_text() else []
+
+
+@pytest.mark.kvm
+def test_a_sleeper_preempts(built: Path) -> None:
+    """Its time-out ends the slice of one that computes: that had 5 ms before."""
+    output: list[bytes] = []
+    report = in_vm(built, "late", output=output)
+    assert (report.kind, report.code) == ("code", 0), report.text
+    assert int(b"".join(output)) < 150
 
 
 @pytest.mark.kvm

@@ -30,13 +30,13 @@ void hot_opened(struct vm *v, const char *path, uint64_t size)
     (void)size;
 }
 
-int memory_map_file(struct vm *v, int fd, uint64_t gva, uint64_t len, int prot, int shared, uint64_t offset, const char *name, struct tnode *file)
+int memory_map_file(struct vm *v, int fd, uint64_t gva, uint64_t len, int prot, enum map_how how, uint64_t offset, const char *name, struct tnode *file)
 {
     (void)file;
     if (!guest_range(v, gva, len))
         return -ENOMEM;
     snprintf(mapped, sizeof mapped, "%s", name);
-    void *p = mmap(v->mem + gva, len, prot & (PROT_READ | PROT_WRITE), MAP_FIXED | (shared ? MAP_SHARED : MAP_PRIVATE), fd, (off_t)offset);
+    void *p = mmap(v->mem + gva, len, prot & (PROT_READ | PROT_WRITE), MAP_FIXED | (how == MAP_OWN ? MAP_PRIVATE : MAP_SHARED), fd, (off_t)offset);
     return p == MAP_FAILED ? -errno : 0;
 }
 

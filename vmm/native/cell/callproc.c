@@ -82,6 +82,17 @@ static int64_t scheduling(struct caller *c, uint32_t number, const uint64_t a[6]
     }
 }
 
+#define CLOCKS 0x8ff                 /* up to CLOCK_BOOTTIME, and CLOCK_TAI */
+static int64_t getres_call(struct caller *c, int32_t id, uint64_t out)
+{
+    const uint64_t ns[2] = {0, 1};
+    struct guest_thread t;
+    uint32_t tid = (uint32_t)~(id >> 3);         /* of a negative one, and what CPU time it is in the lowest bits: CPUCLOCK_SCHED 2 */
+    if (id < 0 ? (id & 3) != 2 || (tid && !thread_find(c, tid, &t)) : id > 11 || !(CLOCKS >> id & 1))
+        return -EINVAL;
+    return out ? call_put(c, out, ns, sizeof ns) : 0;
+}
+
 static bool whose(struct caller *c, uint32_t which, uint32_t who)
 {
     return which == PRIO_PROCESS ? there(c, who) : !who || who == (which == PRIO_USER ? UID : c->ctl->pid);
@@ -197,6 +208,15 @@ static int64_t lock_call(struct caller *c, uint64_t addr, uint64_t len, uint32_t
     return end == start || memory_allows(c, start, end - start, prot) ? 0 : -ENOMEM;
 }
 
+/* Shared mappings are the host's page cache: there is nothing to carry over */
+static int64_t msync_call(struct caller *c, uint64_t addr, uint64_t len, uint32_t flags)
+{
+    uint64_t size = (len + PAGE - 1) / PAGE * PAGE;
+    if (flags & ~(uint32_t)(MS_ASYNC | MS_INVALIDATE | MS_SYNC) || addr % PAGE || (flags & MS_ASYNC && flags & MS_SYNC))
+        return -EINVAL;
+    return addr + size < addr || (size && !memory_allows(c, addr, size, 0)) ? -ENOMEM : 0;
+}
+
 static int64_t mincore_call(struct caller *c, uint64_t addr, uint64_t len, uint64_t out)
 {
     uint8_t all[PAGE];
@@ -231,6 +251,8 @@ int64_t process_call(struct caller *c, uint32_t number, const uint64_t a[6])
     case SYS_sched_getaffinity:
     case SYS_sched_setaffinity:
         return scheduling(c, number, a);
+    case SYS_clock_getres:
+        return getres_call(c, (int32_t)a[0], a[1]);
     case SYS_getpriority:
         if ((uint32_t)a[0] > PRIO_USER)
             return -EINVAL;
@@ -269,6 +291,8 @@ int64_t process_call(struct caller *c, uint32_t number, const uint64_t a[6])
         return (uint32_t)a[0] - 1 > 6 || (uint32_t)a[0] == 4 ? -EINVAL : 0;
     case SYS_munlockall:
         return 0;
+    case SYS_msync:
+        return msync_call(c, a[0], a[1], (uint32_t)a[2]);
     case SYS_mincore:
         return mincore_call(c, a[0], a[1], a[2]);
     default:

@@ -191,6 +191,12 @@ static int64_t times_call(struct caller *c, uint64_t out, uint64_t cpu)
     return (int64_t)(c->now(c) / TICK);
 }
 
+static int64_t time_call(struct caller *c, uint64_t out)
+{
+    uint64_t t = (c->now(c) + c->ctl->real_offset) / SECOND;
+    return out && call_put(c, out, &t, sizeof t) ? -EFAULT : (int64_t)t;
+}
+
 static int64_t identity(struct caller *c, uint32_t number, const uint64_t a[6])
 {
     int64_t r;
@@ -225,6 +231,8 @@ static int64_t identity(struct caller *c, uint32_t number, const uint64_t a[6])
         return sysinfo_call(c, a[0]);
     case SYS_getrusage:
         return getrusage_call(c, (int32_t)a[0], a[1], a[2], a[3], a[4]);
+    case SYS_time:
+        return time_call(c, a[0]);
     case SYS_times:
         return times_call(c, a[0], a[2]);
     case SYS_getcpu:

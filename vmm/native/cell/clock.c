@@ -51,13 +51,37 @@ static uint64_t true_mult(uint64_t tsc, uint64_t mono)
     return m > nominal_mult - slack && m < nominal_mult + slack ? m : nominal_mult;
 }
 
+/* CLOCK_REALTIME less CLOCK_MONOTONIC. NTP slews both, so it changes when somebody sets the clock; what it seems to change by besides is
+ * how long it took to read them, and the guest's time must not go back by that. */
+static uint64_t real_offset(struct machine *m)
+{
+    uint64_t offset = 0, best = ~0ull;
+    for (int i = 0; i < 3 && best > 500; i++) {
+        struct timespec real;
+        uint64_t a = clock_mono();
+        clock_gettime(CLOCK_REALTIME, &real);
+        uint64_t b = clock_mono();
+        if (b - a >= best)
+            continue;
+        best = b - a;
+        offset = (uint64_t)real.tv_sec * 1000000000 + (uint64_t)real.tv_nsec - a - best / 2;
+    }
+    uint64_t change = offset - m->clock_real_offset;
+    if (change + best + 100 > 2 * best + 200)
+        m->clock_real_offset = offset;
+    return m->clock_real_offset;
+}
+
+uint64_t clock_guest(const struct machine *m)
+{
+    return m->clock_mono_base + (uint64_t)(((unsigned __int128)(__rdtsc() + m->tsc_delta - m->clock_tsc_base) * m->clock_mult) >> 32);
+}
+
 void clock_refresh(struct machine *m)
 {
     struct afw_ctl *ctl = m->vm.ctl;
     uint64_t tsc, mono;
-    struct timespec real;
     moment(&tsc, &mono);
-    clock_gettime(CLOCK_REALTIME, &real);
     uint64_t mult = true_mult(tsc, mono), guest_tsc = tsc + m->tsc_delta, base = mono;
     /* What the guest would say now */
     uint64_t old_base = m->clock_tsc_base, old_mult = m->clock_mult;
@@ -71,6 +95,6 @@ void clock_refresh(struct machine *m)
     ctl->tsc_base = m->clock_tsc_base = guest_tsc;
     ctl->tsc_mult = m->clock_mult = mult;
     ctl->mono_base = m->clock_mono_base = base;
-    ctl->real_offset = (uint64_t)real.tv_sec * 1000000000 + (uint64_t)real.tv_nsec - mono;
+    ctl->real_offset = real_offset(m);
     ctl->cpu_ns = m->cpu_ns;
 }

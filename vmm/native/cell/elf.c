@@ -130,7 +130,7 @@ static int load_segment(struct vm *vm, int fd, const Elf64_Phdr *h, uint64_t bas
     bool shares_page = page < *done_to;          /* with the segment before it: mapping would undo that one's last page */
     if ((h->p_vaddr ^ h->p_offset) % PAGE == 0 && !shares_page && h->p_filesz) {
         /* p_offset - (at - page) >= 0: both have the same remainder */
-        e = memory_map_file(vm, fd, page, file_end - page, prot, 0, h->p_offset - (at - page), name, 0);
+        e = memory_map_file(vm, fd, page, file_end - page, prot, MAP_OWN, h->p_offset - (at - page), name, 0);
         if (e)
             return e;
         if (h->p_memsz > h->p_filesz && file_end % PAGE) {   /* bss begins inside the file's last page */

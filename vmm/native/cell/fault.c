@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include "calls.h"
 #include "machine.h"
 
 #define USER_FLAGS 0x240cd5ull                   /* CF PF AF ZF SF DF OF AC ID; no TF: the shim is not single-stepped */
@@ -153,6 +154,31 @@ void fault_exception(struct machine *m)
         vm_end(m, AFW_EXIT_INTERNAL, 0, 0, "KVM_SET_SREGS: %s", strerror(errno));
 }
 
+struct reader {
+    struct caller caller;                        /* first */
+    struct vm *vm;
+};
+
+static int reader_read(struct caller *c, void *to, uint64_t gva, uint64_t n)
+{
+    return guest_read(((struct reader *)c)->vm, to, gva, n);
+}
+
+/* The host's word is about its own memory; what the program has there its table of mappings says: SEGV_MAPERR, SEGV_ACCERR, or behind a
+ * file's end BUS_ADRERR. */
+static void by_mapping(struct machine *m, struct fault *f)
+{
+    struct reader r = {.caller = {.ctl = m->vm.ctl, .read = reader_read}, .vm = &m->vm};
+    uint8_t byte;
+    if (!f->known)
+        return;
+    f->code = memory_allows(&r.caller, f->addr, 1, 0) ? 2 : 1;
+    if (memory_allows(&r.caller, f->addr, 1, PROT_READ) && mapping_at(m, f->addr) && guest_read(&m->vm, &byte, f->addr, 1)) {
+        f->signal = SIGBUS;
+        f->what = "address behind the end of a mapped file";
+    }
+}
+
 void fault_access(struct machine *m, enum access how, uint64_t address)
 {
     static const char *const what[] = {"I/O port", "address without memory", "access that the page's protection forbids"};
@@ -160,6 +186,7 @@ void fault_access(struct machine *m, enum access how, uint64_t address)
                       .at = m->vm.run->s.regs.regs, .what = what[how]};
     if (how == ACCESS_REFUSED)
         f.known = operand_refused(m, &f.at, &f.addr);
+    by_mapping(m, &f);
     int e = vm_flush(m);                         /* KVM's emulation ends here; the upcall's registers come after it */
     if (e && e != -EFAULT) {
         vm_end(m, AFW_EXIT_INTERNAL, 0, 0, "KVM_RUN: %s", strerror(-e));

@@ -333,9 +333,9 @@ static int64_t op_mapfile(struct vfs *vfs, const uint64_t a[6])
     int r = file_handle(vfs, a[0], 0, &h);
     if (r < 0)
         return dir && S_ISDIR(dir->mode) ? -ENODEV : r;
-    if (a[3] & ~(uint64_t)(PROT_READ | PROT_WRITE | PROT_EXEC) || (a[4] != MAP_SHARED && a[4] != MAP_PRIVATE))
+    if (a[3] & ~(uint64_t)(PROT_READ | PROT_WRITE | PROT_EXEC) || a[4] - 1 > MAP_SHARED_VALIDATE - 1)
         return -EINVAL;
-    shared = a[4] == MAP_SHARED;
+    shared = a[4] != MAP_PRIVATE;
     if (!len || (addr | offset) & 4095 || len > AFW_SPACE_END || (int64_t)offset < 0 || offset > (uint64_t)INT64_MAX - len)
         return -EINVAL;
     if (!(h->access & HANDLE_READ) || (shared && (prot & PROT_WRITE) && !(h->access & HANDLE_WRITE)))
@@ -344,7 +344,8 @@ static int64_t op_mapfile(struct vfs *vfs, const uint64_t a[6])
         return -ENODEV;
     int fd = h->kind == BACK_TMP ? tmpfs_host_fd(vfs->tmpfs, h->tmp) : h->fd;
     vfs->kept.off |= shared && h->kind == BACK_HOST && !(h->back->flags & AFW_MOUNT_SYSTEM);
-    return fd < 0 ? fd : memory_map_file(vfs->vm, fd, addr, len, prot, shared, offset, h->path, h->kind == BACK_TMP ? h->tmp : 0);
+    enum map_how how = !shared ? MAP_OWN : h->access & HANDLE_WRITE ? MAP_BOTH : MAP_READ;
+    return fd < 0 ? fd : memory_map_file(vfs->vm, fd, addr, len, prot, how, offset, h->path, h->kind == BACK_TMP ? h->tmp : 0);
 }
 
 static int64_t perform(struct vfs *vfs, const struct afw_sqe *sqe)

@@ -151,6 +151,7 @@ struct mapping {                                 /* a host file in guest memory 
     uint64_t start, end, offset;
     const char *name;                            /* interned, never freed */
     bool shared, writable;
+    bool refused;                                /* shared, of a file that was not opened for writing */
     struct tnode *file;                          /* of the private /tmp: kept, and charged, while it is mapped; or 0 */
 };
 struct machine {
@@ -183,7 +184,7 @@ struct machine {
     uint64_t cpu_end, cpu_allowed;               /* where that ends the VM; what it was given */
     uint64_t turns_ns;                           /* cpu_ns as turns are given by it */
     struct credit credit;
-    uint64_t clock_tsc_base, clock_mult, clock_mono_base;   /* as last written to ctl */
+    uint64_t clock_tsc_base, clock_mult, clock_mono_base, clock_real_offset;    /* as last written to ctl */
     uint64_t tsc_delta;                          /* guest TSC - host TSC */
     uint64_t command_ns;                         /* when RESTORE came, for restore_ns */
     struct afw_event owed;                       /* with exit_owed */
@@ -246,6 +247,7 @@ int remap_failed(struct machine *m, uint64_t gva);   /* -errno; the process ends
 int host_prot(int prot);
 int mapping_add(struct machine *m, const struct mapping *x);
 void mapping_share(struct machine *m, const struct mapping *map, uint32_t n);   /* its mappings are these, in memory that stays as it is */
+struct mapping *mapping_at(struct machine *m, uint64_t gva);   /* 0: none is there */
 void mapping_cut(struct machine *m, uint64_t gva, uint64_t len);
 const char *intern(const char *name);
 
@@ -317,7 +319,8 @@ struct vcpu_state {
 struct saved_protection { uint64_t start, end; uint32_t prot, reserved; };
 #define SAVED_SHARED 1
 #define SAVED_WRITABLE 2
-#define SAVED_FILE 4                             /* flags / this - 1: number of the private file that is mapped; 0: none */
+#define SAVED_REFUSED 4
+#define SAVED_FILE 8                             /* flags / this - 1: number of the private file that is mapped; 0: none */
 struct saved_mapping { uint64_t start, end, offset; uint32_t name, flags; };
 /* Behind the names in what SAVE wrote, at a multiple of 8: this, then n_bases extents of the template's snapshot, then what vfs_save() made */
 #define SAVED_BASES 4096
@@ -375,6 +378,7 @@ void trace_ring(struct machine *m);              /* a doorbell */
 /* ---- clock.c ---- */
 void clock_setup(uint32_t tsc_khz);
 void clock_refresh(struct machine *m);           /* writes ctl's clock fields */
+uint64_t clock_guest(const struct machine *m);   /* what the guest says by them now */
 uint64_t clock_mono(void);
 
 /* ---- runner.c ---- */
@@ -387,6 +391,7 @@ struct runner {
     bool notify;                                 /* events were queued since the worker was last signalled */
     timer_t timer;
     bool armed;
+    uint64_t tick;                               /* clock_mono() at which the timer is due next, while it is armed */
     uint64_t slice;                              /* ns: as configured, or longer where that is too short to get anywhere */
     uint32_t turn;                               /* VM that ran last */
     uint64_t cpu_mark;                           /* the thread's CPU time that has been charged */
@@ -400,6 +405,7 @@ void runners_release(void);                      /* the jail is closed: begin */
 void runners_await(void);                        /* all have done what the jail will forbid */
 void runner_notify(struct runner *r);
 bool runner_wanted(struct runner *r);            /* commands wait, or the slice is over */
+void runner_tick_by(struct runner *r, uint64_t deadline);   /* during a turn: it ends then, if it would not have before */
 /* The signal handler's view: which kvm_run to make exit at once. */
 extern __thread struct kvm_run *volatile runner_entered;
 extern __thread volatile sig_atomic_t runner_tick;

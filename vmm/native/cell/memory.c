@@ -62,7 +62,7 @@ void memory_release(struct machine *m)
     m->maps = m->maps_room = 0;
 }
 
-static int mapping_room(struct machine *m);
+static int mapping_room(struct machine *m, uint32_t n);
 static void changed(struct machine *m, uint64_t gva, uint64_t len);
 
 static bool chunk_committed(struct machine *m, uint64_t c)
@@ -188,6 +188,9 @@ int memory_protect(struct vm *vm, uint64_t gva, uint64_t len, int prot)
     int e = changeable(m, gva, &len);
     if (e || (e = pieces_room(m, gva, len, false)))
         return e;
+    for (uint32_t i = 0; prot & PROT_WRITE && i < m->maps; i++)      /* (a private file's memfd can be written to by who opened it to read) */
+        if (m->map[i].refused && m->map[i].start < gva + len && m->map[i].end > gva)
+            return -EACCES;
     if (mprotect(vm->mem + gva, len, host_prot(prot))) {
         m->spoiled = true;                       /* it may have come half the way */
         return -errno;
@@ -200,7 +203,7 @@ int memory_zero(struct vm *vm, uint64_t gva, uint64_t len)
 {
     struct machine *m = machine_of(vm);
     int e = changeable(m, gva, &len);
-    if (e || (e = pieces_room(m, gva, len, true)) || (e = mapping_room(m)))
+    if (e || (e = pieces_room(m, gva, len, true)) || (e = mapping_room(m, 2)))
         return e;
     if (mmap(vm->mem + gva, len, RW, ANON | MAP_FIXED, -1, 0) == MAP_FAILED)
         return remap_failed(m, gva);
@@ -213,7 +216,7 @@ int memory_zero(struct vm *vm, uint64_t gva, uint64_t len)
     return 0;
 }
 
-int memory_map_file(struct vm *vm, int host_fd, uint64_t gva, uint64_t len, int prot, int shared, uint64_t offset, const char *guest_name,
+int memory_map_file(struct vm *vm, int host_fd, uint64_t gva, uint64_t len, int prot, enum map_how how, uint64_t offset, const char *guest_name,
                     struct tnode *file)
 {
     struct machine *m = machine_of(vm);
@@ -224,22 +227,87 @@ int memory_map_file(struct vm *vm, int host_fd, uint64_t gva, uint64_t len, int 
         return -EINVAL;
     if (m->maps >= MAPPINGS - 1)
         return -ENOMEM;
-    if ((e = pieces_room(m, gva, len, true)) || (e = mapping_room(m)))
+    if ((e = pieces_room(m, gva, len, true)) || (e = mapping_room(m, 2)))
         return e;
-    if (mmap(vm->mem + gva, len, host_prot(prot), (shared ? MAP_SHARED : MAP_PRIVATE) | MAP_FIXED | MAP_NORESERVE, host_fd, (off_t)offset) == MAP_FAILED)
+    if (mmap(vm->mem + gva, len, host_prot(prot), (how ? MAP_SHARED : MAP_PRIVATE) | MAP_FIXED | MAP_NORESERVE, host_fd, (off_t)offset) == MAP_FAILED)
         return remap_failed(m, gva);
     mapping_cut(m, gva, len);
     pieces_done(m, gva, len, host_prot(prot), true);
     changed(m, gva, len);
     sites_unmapped(vm, gva, len);
-    if (m->restored && !shared && prot & PROT_WRITE && len <= DATA_AT_ONCE)   /* a library's data: its loader is about to relocate it */
+    if (m->restored && how == MAP_OWN && prot & PROT_WRITE && len <= DATA_AT_ONCE)   /* a library's data: its loader is about to relocate it */
         madvise(vm->mem + gva, len, MADV_POPULATE_WRITE);
-    e = mapping_add(m, &(struct mapping){gva, gva + len, offset, intern(guest_name), shared, prot & PROT_WRITE, file});
+    e = mapping_add(m, &(struct mapping){gva, gva + len, offset, intern(guest_name), how != MAP_OWN, prot & PROT_WRITE, how == MAP_READ, file});
     /* Patching a shared mapping would write into the file. In a restored VM code begins to run before anybody could have looked at it, and
      * to have it looked at costs more than most libraries ever use: those calls in it that show at the backstop are found there. */
-    if (!e && prot & PROT_EXEC && !shared && !m->restored)
+    if (!e && prot & PROT_EXEC && how == MAP_OWN && !m->restored)
         sites_code(vm, AFW_SITES_FILE, gva, len);
     return e;
+}
+
+int memory_file_again(struct vm *vm, uint64_t gva, uint64_t len)
+{
+    struct machine *m = machine_of(vm);
+    int e = changeable(m, gva, &len);
+    for (uint64_t p = gva, end = gva + len, next; !e && p < end; p = next) {
+        struct mapping *x = mapping_at(m, p);
+        next = !x ? p + PAGE : x->end < end ? x->end : end;
+        if (x && !x->shared && madvise(vm->mem + p, next - p, MADV_DONTNEED))
+            e = -errno;
+    }
+    if (!e)
+        sites_unmapped(vm, gva, len);            /* what was patched is as the file has it */
+    return e;
+}
+
+/* The pages go along, private ones too. No hole is left at any time, nor where the kernel refuses: MREMAP_DONTUNMAP, for files since
+ * Linux 5.13, to a place of its own first. More of the file is to be had of private files only: to others the way is not kept. */
+int memory_remap(struct vm *vm, uint64_t gva, uint64_t len, uint64_t to, uint64_t new_len)
+{
+    struct machine *m = machine_of(vm);
+    const struct mapping *x = mapping_at(m, gva);
+    int e = changeable(m, gva, &len);
+    if (e || (e = changeable(m, to, &new_len)))
+        return e;
+    if (!x || x->end < gva + len)
+        return -EFAULT;
+    if (new_len < len || (to < gva + len && gva < to + new_len))
+        return -EINVAL;
+    struct mapping new = *x;
+    new.start = to;
+    new.end = to + new_len;
+    new.offset += gva - x->start;
+    uint64_t more = new_len - len;
+    int fd = !more ? 0 : new.file ? vfs_mapped_fd(vm->vfs, new.file) : -ENOMEM, prot = PAGE_PROT(m->prot[gva / PAGE]);
+    if (fd < 0 || new.offset > INT64_MAX - new_len || m->maps >= MAPPINGS - 2)
+        return -ENOMEM;
+    if ((e = pieces_room(m, to, new_len, true)) || (e = pieces_room(m, gva, len, true)) || (m->islands && (e = islands_open(m, gva, len))) ||
+        (e = mapping_room(m, 3)))
+        return e;
+    if (more && mmap(vm->mem + to + len, more, prot, (new.shared ? MAP_SHARED : MAP_PRIVATE) | MAP_FIXED | MAP_NORESERVE, fd,
+                     (off_t)(new.offset + len)) == MAP_FAILED)
+        return remap_failed(m, to + len);
+    void *way = mremap(vm->mem + gva, len, len, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, (void *)0);
+    e = way == MAP_FAILED ? -errno : 0;
+    if (!e && mremap(way, len, len, MREMAP_MAYMOVE | MREMAP_FIXED, vm->mem + to) == MAP_FAILED) {
+        e = remap_failed(m, to);
+        munmap(way, len);
+    }
+    if (e) {
+        memory_zero(vm, to, new_len);
+        return e;
+    }
+    mapping_cut(m, to, new_len);
+    if (new.file)
+        vfs_mapped(vm->vfs, new.file);           /* the cut may be of its last */
+    mapping_cut(m, gva, len);
+    mapping_add(m, &new);
+    if (new.file)
+        vfs_unmapped(vm->vfs, new.file);
+    pieces_done(m, to, new_len, prot, true);
+    changed(m, to, new_len);
+    sites_unmapped(vm, to, new_len);
+    return memory_zero(vm, gva, len);
 }
 
 /* ---- what is mapped where ---- */
@@ -264,11 +332,10 @@ const char *intern(const char *name)
     return found;
 }
 
-/* For the two that one operation may add: what is mapped must not be forgotten for want of memory. A list that others have, too, is
- * copied. */
-static int mapping_room(struct machine *m)
+/* For those that one operation may add: what is mapped must not be forgotten for want of memory. A list that others have, too, is copied. */
+static int mapping_room(struct machine *m, uint32_t n)
 {
-    if (m->maps + 2 > m->maps_room) {
+    if (m->maps + n > m->maps_room) {
         uint32_t room = m->maps < 32 ? 64 : m->maps * 2;
         struct mapping *map = realloc(m->maps_room ? m->map : 0, room * sizeof *map);
         if (!map)
@@ -292,7 +359,7 @@ void mapping_share(struct machine *m, const struct mapping *map, uint32_t n)
 
 int mapping_add(struct machine *m, const struct mapping *x)
 {
-    int e = mapping_room(m);
+    int e = mapping_room(m, 1);
     if (e)
         return e;
     m->map[m->maps++] = *x;
@@ -310,7 +377,9 @@ void mapping_cut(struct machine *m, uint64_t gva, uint64_t len)
             i++;
             continue;
         }
-        struct mapping tail = {end, x->end, x->offset + (end - x->start), x->name, x->shared, x->writable, x->file};
+        struct mapping tail = *x;
+        tail.start = end;
+        tail.offset += end - x->start;
         bool has_tail = x->end > end;
         struct tnode *gone = x->start < gva ? 0 : x->file;
         if (x->start < gva) {
@@ -326,7 +395,7 @@ void mapping_cut(struct machine *m, uint64_t gva, uint64_t len)
     }
 }
 
-static struct mapping *mapping_at(struct machine *m, uint64_t gva)
+struct mapping *mapping_at(struct machine *m, uint64_t gva)
 {
     for (uint32_t i = 0; i < m->maps; i++) {
         if (gva >= m->map[i].start && gva < m->map[i].end)

@@ -117,8 +117,10 @@ static bool forbidden(struct machine *m, uint64_t address, int need)
 {
     if (address >= AFW_SPACE_END)
         return false;
-    uint8_t page = m->prot[address / PAGE];
-    return (PAGE_PROT(page) & (page & PAGE_ISLAND ? PROT_READ : RW) & need) != need;
+    uint8_t page = m->prot[address / PAGE], byte;
+    /* What may be read and cannot lies behind a file's end. (Where no memory is KVM does not refuse: that is another exit.) */
+    return (PAGE_PROT(page) & (page & PAGE_ISLAND ? PROT_READ : RW) & need) != need ||
+           (mapping_at(m, address) && guest_read(&m->vm, &byte, address, 1));
 }
 
 /* The first byte from `address` on that `need` (PROT_*) is missing for, among `size`, which are less than two pages */

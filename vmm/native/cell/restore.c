@@ -387,7 +387,8 @@ static int list_mappings(struct machine *m, const struct snapshot *s)
         const struct saved_mapping *x = &s->mapping[i];
         struct tnode *file = x->flags ? vfs_file(m->vm.vfs, x->flags / SAVED_FILE - 1) : 0;
         int e = mapping_add(m, &(struct mapping){.start = x->start, .end = x->end, .offset = x->offset, .name = s->name[i], .file = file,
-                                                 .shared = x->flags & SAVED_SHARED, .writable = x->flags & SAVED_WRITABLE});
+                                                 .shared = x->flags & SAVED_SHARED, .writable = x->flags & SAVED_WRITABLE,
+                                                 .refused = x->flags & SAVED_REFUSED});
         if (e)
             return e;
     }

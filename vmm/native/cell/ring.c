@@ -84,7 +84,9 @@ static int64_t memory_op(struct vm *vm, const struct afw_sqe *e)
     case AFW_OP_COMMIT:
         return memory_commit(vm, e->a[0], e->a[1]);
     case AFW_OP_ZERO:
-        return memory_zero(vm, e->a[0], e->a[1]);
+        return e->a[2] ? memory_file_again(vm, e->a[0], e->a[1]) : memory_zero(vm, e->a[0], e->a[1]);
+    case AFW_OP_REMAP:
+        return memory_remap(vm, e->a[0], e->a[1], e->a[2], e->a[3]);
     default:
         if (e->a[2] & ~(uint64_t)(PROT_READ | PROT_WRITE | PROT_EXEC))
             return -EINVAL;
@@ -165,7 +167,7 @@ static int64_t perform(struct machine *m, const struct afw_sqe *e, bool *later)
     *later = false;
     if ((e->op >= AFW_OP_OPEN && e->op <= AFW_OP_COPY) || e->op == AFW_OP_MAPFILE)
         return file_op(&m->vm, e);
-    if (e->op == AFW_OP_COMMIT || e->op == AFW_OP_ZERO || e->op == AFW_OP_PROTECT)
+    if (e->op >= AFW_OP_COMMIT && e->op <= AFW_OP_REMAP)
         return memory_op(&m->vm, e);
     switch (e->op) {
     case AFW_OP_NOP:

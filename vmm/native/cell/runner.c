@@ -33,6 +33,7 @@ static void on_tick(int sig)
 }
 
 #define SOON 500000ull                           /* ns that a turn lasts whoever wakes up meanwhile: entering a guest is not free */
+#define WAKE 100000ull                           /* ns that it lasts whatever its own threads wait for */
 #define STRETCH 16                               /* so many times its slice at most */
 
 static struct timespec timespec_of(uint64_t ns)
@@ -40,29 +41,47 @@ static struct timespec timespec_of(uint64_t ns)
     return (struct timespec){(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
 }
 
+static void timer_first(struct runner *r, uint64_t now, uint64_t first)
+{
+    struct itimerspec t = {.it_interval = timespec_of(r->slice), .it_value = timespec_of(first)};
+    timer_settime(r->timer, 0, &t, 0);
+    r->tick = now + first;
+}
+
 static void timer_arm(struct runner *r, bool on)
 {
     if (r->armed == on)
         return;
-    struct itimerspec t = {0};
     if (on)
-        t.it_interval = t.it_value = timespec_of(r->slice);
-    timer_settime(r->timer, 0, &t, 0);
+        timer_first(r, clock_mono(), r->slice);
+    else
+        timer_settime(r->timer, 0, &(struct itimerspec){0}, 0);
     r->armed = on;
 }
 
 /* For a turn: a parked VM whose deadline comes before the slice's end has its turn then. */
 static void timer_turn(struct runner *r, uint64_t deadline)
 {
-    uint64_t now, slice = r->slice;
-    if (deadline == ~0ull || deadline >= (now = clock_mono()) + slice) {
+    uint64_t now = clock_mono(), slice = r->slice;
+    if (deadline >= now + slice) {
         timer_arm(r, true);
+        if (r->tick <= now)
+            r->tick += ((now - r->tick) / slice + 1) * slice;
         return;
     }
     uint64_t soon = SOON * (slice / cell.config.slice_ns), first = deadline > now + soon ? deadline - now : soon;
-    struct itimerspec t = {.it_interval = timespec_of(slice), .it_value = timespec_of(first < slice ? first : slice)};
-    timer_settime(r->timer, 0, &t, 0);
+    timer_first(r, now, first < slice ? first : slice);
     r->armed = true;
+}
+
+/* The deadline is a guest's word: whatever it says, the turn lasts a while. */
+void runner_tick_by(struct runner *r, uint64_t deadline)
+{
+    if (!deadline || deadline >= r->tick)
+        return;
+    uint64_t now = clock_mono(), soon = WAKE * (r->slice / cell.config.slice_ns), first = deadline > now + soon ? deadline - now : soon;
+    if (now + first < r->tick)
+        timer_first(r, now, first);
 }
 
 /* Where entering a guest takes longer than a slice (an emulated KVM, a host that gives us hardly any CPU), each turn would be over

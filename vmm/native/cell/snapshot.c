@@ -116,7 +116,8 @@ int snapshot_state(struct machine *m, struct buffer *out, bool running)
         }
         struct saved_mapping sm = {x2->start, x2->end, x2->offset, at, 0};
         if (running && x2->shared && x2->file)
-            sm.flags = SAVED_SHARED | (x2->writable ? SAVED_WRITABLE : 0) | (uint32_t)(vfs_file_number(x2->file) + 1) * SAVED_FILE;
+            sm.flags = SAVED_SHARED | (x2->writable ? SAVED_WRITABLE : 0) | (x2->refused ? SAVED_REFUSED : 0) |
+                       (uint32_t)(vfs_file_number(x2->file) + 1) * SAVED_FILE;
         if (!e)
             e = buffer_add(out, &sm, sizeof sm);
     }

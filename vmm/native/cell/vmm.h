@@ -59,10 +59,15 @@ int guest_path(struct vm *vm, char *out, uint64_t gva, uint64_t len);
 int memory_commit(struct vm *vm, uint64_t gva, uint64_t len);       /* -ENOMEM */
 int memory_zero(struct vm *vm, uint64_t gva, uint64_t len);
 int memory_protect(struct vm *vm, uint64_t gva, uint64_t len, int prot);
+/* Private mappings of files read as the files are now; what else is there stays */
+int memory_file_again(struct vm *vm, uint64_t gva, uint64_t len);
+/* One mapping of a file, [gva, gva + len), becomes one elsewhere, of new_len >= len bytes. -EFAULT: it is not one; -ENOMEM: it cannot grow */
+int memory_remap(struct vm *vm, uint64_t gva, uint64_t len, uint64_t to, uint64_t new_len);
 struct tnode;
 /* Map a host file over guest memory (page-aligned, committed, not the system area). Remembers module path for fault reports. `file`: it is
  * one of the private /tmp's (vfs_mapped() once for each piece), or 0. */
-int memory_map_file(struct vm *vm, int host_fd, uint64_t gva, uint64_t len, int prot, int shared, uint64_t offset, const char *guest_name,
+enum map_how { MAP_OWN, MAP_READ, MAP_BOTH };    /* private; shared, and never to be written to; shared */
+int memory_map_file(struct vm *vm, int host_fd, uint64_t gva, uint64_t len, int prot, enum map_how how, uint64_t offset, const char *guest_name,
                     struct tnode *file);
 /* Module mapped at gva, for reports: 1 and fills the rest, or 0. */
 int memory_module(struct vm *vm, uint64_t gva, char name[256], uint64_t *map_start, uint64_t *map_offset);
@@ -86,6 +91,7 @@ int64_t file_op(struct vm *vm, const struct afw_sqe *sqe);
 /* A piece of a private file is mapped, is mapped no more: what is mapped takes memory, named or not */
 void vfs_mapped(struct vfs *vfs, struct tnode *file);
 void vfs_unmapped(struct vfs *vfs, struct tnode *file);
+int vfs_mapped_fd(struct vfs *vfs, struct tnode *file);              /* to map more of it; -errno. Not to be closed */
 /* Makes r the VM's rules, after adding what the symlinks of its file system make necessary; -errno: it has none. r stays the caller's */
 int vfs_rules(struct vfs *vfs, struct rules *r);
 /* Host descriptor (O_RDONLY, caller closes) of a guest path, for the ELF loader. -errno */
