@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import socket
@@ -60,6 +61,12 @@ def test_calls_as_strace_writes_them() -> None:
     assert written("pipe2", 0x10, 0, after={0: struct.pack("<ii", 3, 4)}) == "pipe2([3, 4], 0) = 0"
     assert written("gettid", result=9) == "gettid() = 9"
     assert written("clone3", 0x10, 88, before={0: bytes(88)}).startswith("clone3({flags=0, ")  # more than was asked for
+    one, two = struct.pack("<i", 1), struct.pack("<i", 2)
+    assert written("ioctl", 3, 0x5421, 0x10, before={2: one}, after={2: two}) == "ioctl(3, FIONBIO, [1]) = 0"
+    assert written("ioctl", 3, 0x541B, 0x10, before={2: one}, after={2: two}) == "ioctl(3, FIONREAD, [2]) = 0"
+    assert written("ioctl", 3, 0x541B, 0x10, result=-9, before={2: one}).startswith("ioctl(3, FIONREAD, 0x10) = -1 EBADF ")
+    assert written("getsockname", 3, 0x10, 0x20, before={2: one}, after={1: b"", 2: two}).endswith(", [1 => 2]) = 0")
+    assert written("getsockname", 3, 0x10, 0x20, before={2: one[:3]}, after={1: b"", 2: two}).endswith(", [2]) = 0")
 
 
 def test_structures() -> None:
@@ -153,6 +160,17 @@ def test_whatever_a_guest_says_is_one_printable_line(
     view.after, view.result = after, result
     line = head + trace_calls.ended(number, view, done)
     assert line.isascii() and line.isprintable() and " = " in line
+
+
+@pytest.mark.parametrize("second", [1, 3, 5, 0x5421, 0x541B])
+def test_whatever_is_cut_by_a_page(second: int) -> None:
+    """Each kind of memory of each call, of which not all can be read when the call begins, or when it ends."""
+    sizes = (None, 0, 3, 7, 15, 200)
+    for call in trace_calls.CALLS.values():
+        for early, late in itertools.product(sizes, repeat=2):
+            before, after = ({} if size is None else dict.fromkeys(range(40), b"\1" * size) for size in (early, late))
+            for result in (-1, 0, 1, 9):
+                assert ") = " in written(call.name, 1, second, 13, 2, 2, 2, result=result, before=before, after=after)
 
 
 @given(st.binary(max_size=400))

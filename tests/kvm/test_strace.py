@@ -187,14 +187,15 @@ os._exit(0)
         "exited with 0",
     ),
     "sockets": (
-        "import encodings.idna, socket, struct, select\n"
+        "import encodings.idna, fcntl, socket, struct, select, termios\n"
         + MARK
         + """
 s = socket.socket(); s.bind(("127.0.0.1", 0)); s.listen(5)
 c = socket.socket(); c.connect(s.getsockname()); a, _ = s.accept(); c.getpeername()
 c.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1); c.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
 c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 2))
-c.send(b"abc"); a.recv(10); a.sendall(b"x" * 100); c.recv(50, socket.MSG_PEEK); c.sendmsg([b"ab", b"cd"]); a.recvmsg(100)
+c.send(b"abc"); a.recv(10); a.sendall(b"x" * 100)
+fcntl.ioctl(c, termios.FIONREAD, bytearray(4)); c.recv(50, socket.MSG_PEEK); c.sendmsg([b"ab", b"cd"]); a.recvmsg(100)
 c.shutdown(socket.SHUT_WR); a.recv(5); a.setblocking(False)
 u, v = socket.socketpair(); u.send(b"q"); v.recv(2); u.setblocking(False)
 try: u.recv(1)

@@ -31,7 +31,7 @@ brk ptr = hex
 rt_sigaction signal sigaction sigaction> size
 rt_sigprocmask how sigset sigset> size
 rt_sigreturn frame
-ioctl fd ioctl ioctlarg/ioctl
+ioctl fd ioctl ioctlarg>/ioctl
 pread64 fd buf>@2 size long
 pwrite64 fd buf@2 size long
 readv fd iov>@2 size

@@ -180,7 +180,7 @@ def _pollfd(data: bytes) -> str:
 
 
 def _epoll_event(data: bytes) -> str:
-    events, number = struct.unpack("<IQ", data)
+    events, number = struct.unpack_from("<IQ", data)
     return f"{{events={flags(events, names.EPOLL)}, data={{u32={number & 0xFFFFFFFF}, u64={number}}}}}"
 
 
@@ -301,10 +301,11 @@ def _lock(data: bytes) -> str:
 
 
 def _ioctl_argument(view: View, index: int, _: int) -> str:
-    if view.args[1] & 0xFFFFFFFF in (0x5421, 0x541B):
-        data = _memory(view, index, late=True) or _memory(view, index, late=False)
-        return pointer(view.args[index]) if data is None or len(data) < 4 else _number(data)
-    return hexadecimal(view.args[index])
+    command = view.args[1] & 0xFFFFFFFF
+    if command not in (0x5421, 0x541B):  # FIONBIO, which is told a number, and FIONREAD, which tells one
+        return hexadecimal(view.args[index])
+    data = _memory(view, index, late=command == 0x541B)
+    return pointer(view.args[index]) if data is None or len(data) < 4 else _number(data)
 
 
 def _length(view: View, index: int, _: int) -> str:
@@ -312,7 +313,7 @@ def _length(view: View, index: int, _: int) -> str:
     is_, was = _memory(view, index, late=True), _memory(view, index, late=False)
     if is_ is None or len(is_) < 4:
         return pointer(view.args[index])
-    return _number(is_) if was is None or was == is_ else f"[{_number(was)[1:-1]} => {_number(is_)[1:-1]}]"
+    return _number(is_) if was is None or len(was) < 4 or was == is_ else f"[{_number(was)[1:-1]} => {_number(is_)[1:-1]}]"
 
 
 def _random(view: View, index: int, _: int) -> str:
@@ -495,7 +496,7 @@ FORMS: Mapping[str, Form] = {
     "fcntlarg": Form(_fcntl_argument, BYTES, 32),
     "lock": _flags(names.LOCK, "LOCK_"),
     "ioctl": _one(names.IOCTL, "TC"),
-    "ioctlarg": Form(_ioctl_argument, BYTES, 4),
+    "ioctlarg>": Form(_ioctl_argument, BYTES, 4, late=True, early=4),
     "futex": Form(_futex_word),
     "match": _one({0xFFFFFFFF: "FUTEX_BITSET_MATCH_ANY"}, ""),
     "clone": _flags(names.CLONE, "CLONE_"),
