@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 from collections.abc import Awaitable
 from pathlib import Path
@@ -74,6 +75,41 @@ def test_a_job_that_makes_too_many(last: bool, monkeypatch: pytest.MonkeyPatch) 
         await trace.end()
         told = "" if last else "(995 lines more are left out: of a job 0 MiB are printed)\n"
         assert taker.data.decode() == 5 * LINE + told
+
+    in_loop(main)
+
+
+def test_nothing_is_printed_of_a_job_that_is_over(recwarn: pytest.WarningsRecorder) -> None:
+    """Closed in the turn of the loop in which lines came, or before who takes them has begun: nothing is left un-awaited."""
+
+    async def main() -> None:
+        taker = Taker(slow=True)
+        trace = JobTrace(Trace(), taker.put)
+        trace.write(LINE)
+        trace.close()
+        await asyncio.sleep(0.01)
+        assert taker.data == b""
+        trace = JobTrace(Trace(), taker.put)
+        trace.write(LINE)
+        asyncio.get_running_loop().call_soon(trace.close)  # behind what puts the line
+        await asyncio.sleep(0.01)
+        assert taker.data.decode() == LINE
+
+    in_loop(main)
+    gc.collect()
+    assert not [str(each.message) for each in recwarn]
+
+
+def test_who_cannot_take_it_is_heard_at_the_end() -> None:
+    async def main() -> None:
+        async def gone() -> None:
+            raise BrokenPipeError
+
+        trace = JobTrace(Trace(), lambda data: gone())
+        trace.write(LINE)
+        await asyncio.sleep(0.01)
+        with pytest.raises(BrokenPipeError):
+            await trace.end()
 
     in_loop(main)
 

@@ -41,7 +41,7 @@ class JobTrace:
         self._over = 0
         """... and beyond MOST."""
         self._due = False
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Future[None] | None = None
 
     def write(self, text: str) -> None:
         """A line (`strace.Sink`)."""
@@ -71,12 +71,13 @@ class JobTrace:
             data, self._lines, self._waiting = b"".join(self._lines), [], 0
             waiting = self._put(data)
             if waiting is not None:
-                self._task = self._loop.create_task(self._wait(waiting))
+                self._task = asyncio.ensure_future(waiting)  # a task of its own, as in runs._Output
+                self._task.add_done_callback(self._taken)
 
-    async def _wait(self, waiting: Awaitable[None]) -> None:
-        await waiting
-        self._task = None
-        self._flush()
+    def _taken(self, task: asyncio.Future[None]) -> None:
+        if not task.cancelled() and task.exception() is None and self._task is task:
+            self._task = None
+            self._flush()
 
     async def end(self) -> None:
         """After the job's last call, and after its own output: what is left is printed. Raises what `put` does."""
@@ -88,11 +89,14 @@ class JobTrace:
             self._add(b"")
         self._flush()
         while self._task is not None:
-            await self._task
+            task = self._task
+            await task
+            self._taken(task)
 
     def close(self) -> None:
         """Nobody wants it any more."""
         self._left = 0
+        self._lines.clear()
         if self._task is not None:
             self._task.cancel()
 
