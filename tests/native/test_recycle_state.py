@@ -15,7 +15,7 @@ from . import bare, state
 from .test_python import config as python_config
 from .test_recycle import line, template
 
-pytestmark = pytest.mark.kvm
+pytestmark = [pytest.mark.kvm, pytest.mark.timeout(600)]  # all of a VM is compared, many times; under sanitizers on a busy host
 
 #: Does what its standard input says: records of an operation and six numbers.
 GUEST = r"""
