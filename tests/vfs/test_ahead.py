@@ -89,6 +89,41 @@ def test_in_no_order(make: MakeVfs, many: Path) -> None:
         assert len([path for path in kept(vfs) if path.startswith("/m/")]) <= 5
 
 
+@pytest.mark.parametrize("top", ["/m", "/m/alias", "m"])
+def test_a_directory_asked_for_before_each_of_its_files(top: str, make: MakeVfs, many: Path) -> None:
+    """As importlib does: it need not ask again before the next one."""
+    (many / "alias").symlink_to(".")
+    time.sleep(0.05)
+    vfs = make(mounts={"/m": (many, WRITABLE)})
+    asked = 0
+    for name in ("b77", "a149", "a20", "b3"):
+        if top not in kept(vfs):
+            vfs.stat(top)
+            asked += 1
+        time.sleep(0.002)  # what was kept is old: another table begins
+        vfs.stat(f"{top}/{name}")
+        there = kept(vfs)
+        assert there.keys() == {top, f"{top}/{name}"}
+        assert there[top] == (0, many.stat().st_ino)
+    assert asked == 1
+    vfs.stat("/m/b10")
+    time.sleep(0.002)
+    vfs.stat(f"{top}/a2")  # the last one asked for was another
+    assert kept(vfs).keys() == {f"{top}/a2"}
+
+
+def test_a_directory_that_is_new_or_ruled_is_not_kept_with_its_files(make: MakeVfs, many: Path) -> None:
+    vfs = make(mounts={"/m": (many, WRITABLE)})
+    vfs.stat("/m")
+    at_once(lambda: tempfile.mkdtemp(dir=many), lambda: vfs.stat("/m/a2"))
+    assert kept(vfs).keys() == {"/m/a2"}
+    time.sleep(0.05)
+    assert vfs.rules(compile_rules([FileRule("/m", "read")])) == 0
+    vfs.stat("/m")
+    vfs.stat("/m/a2")
+    assert "/m" not in kept(vfs)
+
+
 def test_links_and_mounts_are_left_out(make: MakeVfs, many: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     vfs = make(mounts={"/m": (many, WRITABLE), "/m/b10": (tmp_path / "other", 0)})

@@ -36,6 +36,7 @@ struct ahead {
     struct guess guess[ORDERS];
     enum order order;                /* that foretold it last */
     uint32_t window;
+    char above[PATH_MAX];            /* the directory that was asked for last, as the guest wrote it */
 };
 
 static void forget_listing(struct ahead *a)
@@ -262,6 +263,19 @@ static void look(struct vfs *vfs, struct ahead *a, uint64_t at, const char *name
     place_done(&dir);
 }
 
+/* Who imports asks for a directory before each file in it (importlib's FileFinder: is it as it was listed?), and so for the same one before the
+ * next file. */
+static void look_above(struct vfs *vfs, struct ahead *a, uint64_t at)
+{
+    struct place p;
+    size_t n = strlen(a->above);
+    if (!n || strncmp(a->prefix, a->above, n) || strcmp(a->prefix + n, "/") || walk(vfs, vfs->cwd, a->above, WALK_FOLLOW | WALK_FD | WALK_LOOK, &p) < 0)
+        return;
+    if (!p.rule && p.kind != BACK_PROC && S_ISDIR(p.st.st_mode))
+        kept_more(vfs, at, a->above, 0, &p, &p.st);
+    place_done(&p);
+}
+
 void ahead_of_stat(struct vfs *vfs, uint64_t at, const char *path, int flags, const struct place *p)
 {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path, *up = strrchr(p->path, '/');
@@ -297,4 +311,8 @@ void ahead_of_stat(struct vfs *vfs, uint64_t at, const char *path, int flags, co
     strcpy(a->last, name);
     if (a->window)
         look(vfs, a, at, name, &number, flags);
+    if (S_ISDIR(p->st.st_mode))
+        strcpy(a->above, path);
+    else
+        look_above(vfs, a, at);
 }
