@@ -14,7 +14,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import msgspec
@@ -80,23 +80,6 @@ class GuestError(AgentfwError):
         super().__init__(message)
 
 
-class _Facts(msgspec.Struct, forbid_unknown_fields=True):
-    """What `_PROBE` prints."""
-
-    executable: str
-    version: tuple[int, int, int]
-    name: str
-    full: str
-    prefix: str
-    base: str
-    path: tuple[str, ...]
-    libraries: tuple[str, ...]
-    stdlib: str
-    platstdlib: str
-    free_threaded: bool
-    machine: str
-
-
 @dataclass(frozen=True)
 class Interpreter:
     """A CPython as the guest will run it. `path`: its sys.path without a script's directory; `libraries`: what it maps."""
@@ -110,6 +93,15 @@ class Interpreter:
     platstdlib: str
     path: tuple[str, ...]
     libraries: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Facts(Interpreter):
+    """What `_PROBE` prints."""
+
+    name: str
+    free_threaded: bool
+    machine: str
 
 
 def find_interpreter(python: str, environment: Mapping[str, str]) -> Interpreter:
@@ -138,10 +130,7 @@ def find_interpreter(python: str, environment: Mapping[str, str]) -> Interpreter
         raise GuestError(
             f"{name} ({kind}), and agents need an x86-64 build with the GIL", "name another one with `--python`", 126
         )
-    return Interpreter(
-        executable=facts.executable, version=facts.version, full=facts.full, prefix=facts.prefix, base=facts.base,
-        stdlib=facts.stdlib, platstdlib=facts.platstdlib, path=facts.path, libraries=facts.libraries,
-    )  # fmt: skip
+    return Interpreter(**{each.name: getattr(facts, each.name) for each in fields(Interpreter)})
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, bytes, bytes]:
