@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
-from agentfw import Code, Limits, Module, Mounted, PoolError
+from agentfw import Code, Limits, Module, Mounted, PoolError, Trace
 from agentfw.pool.jobs import MAX_FILES, MAX_PAYLOAD, Job
 from agentfw.sdk import programs
 from agentfw.sdk.programs import JobOptions, load, make_job, read_files
@@ -99,6 +100,9 @@ def test_too_much_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.Mon
         ({"limits": Limits(seconds=5), "timeout": 5.0}, TypeError, "one of them"),
         ({"limits": {"seconds": -1}}, PoolError, "seconds"),
         ({"limits": {"nonsense": 1}}, PoolError, "nonsense"),
+        ({"strace": "summary"}, PoolError, "got `str` - at `strace`"),
+        ({"strace": {"nonsense": 1}}, PoolError, "nonsense"),
+        ({"strace": Trace(size=2000)}, PoolError, "size"),
         ({"limits": Limits(cpu=3)}, PoolError, "cpu"),
         ({"timeout": "soon"}, PoolError, "seconds"),
         ({"timeout": float("inf")}, PoolError, "seconds"),
@@ -129,6 +133,13 @@ def test_arguments_are_texts_and_paths(tmp_path: Path) -> None:
         load(5, None)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="a list of paths"):
         read_files("abc")
+
+
+@pytest.mark.parametrize("given", [True, Trace(), {}, MappingProxyType({"size": 32}), {"calls": ""}])
+def test_traced(given: Any) -> None:
+    assert job(Code("x"), strace=given).strace == Trace()
+    assert job(Code("x"), strace=Trace(summary=True)).strace == Trace(summary=True)
+    assert job(Code("x"), strace=False).strace is job(Code("x")).strace is None
 
 
 def test_limits_of_both_kinds() -> None:

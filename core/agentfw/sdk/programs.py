@@ -238,8 +238,9 @@ def make_job(
     for name in ("policy", "tenant", "template", "isolation", "retries"):
         if name in options:
             fields[name] = options[name]
-    if options.get("strace"):
-        fields["strace"] = _trace(options["strace"])
+    traced = options.get("strace")
+    if traced not in (None, False):
+        fields["strace"] = {} if traced is True else msgspec.structs.asdict(traced) if isinstance(traced, Trace) else traced
     job = _checked(fields, Job)
     job.check(types=False)
     return job
@@ -252,12 +253,6 @@ def _argument(given: object) -> str:
 
 
 _NO_LIMITS = Limits()
-
-
-def _trace(given: Trace | Mapping[str, Any] | bool) -> Trace:
-    if isinstance(given, Trace):
-        return _checked(msgspec.structs.asdict(given), Trace)
-    return Trace() if given is True else _checked(dict(given), Trace)  # type: ignore[arg-type]
 
 
 def _limits(options: JobOptions) -> Limits:
