@@ -521,8 +521,7 @@ class Router:
             if entry is None:
                 return  # all that wait may not run now
             worker = choose(self.workers, entry.place)
-            assert worker is not None
-            assert worker.channel is not None
+            assert worker is not None and worker.channel is not None
             self.book.sent(entry, worker.number)
             worker.runs[entry.run] = entry
             try:

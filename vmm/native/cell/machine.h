@@ -405,7 +405,15 @@ void runners_release(void);                      /* the jail is closed: begin */
 void runners_await(void);                        /* all have done what the jail will forbid */
 void runner_notify(struct runner *r);
 bool runner_wanted(struct runner *r);            /* commands wait, or the slice is over */
-void runner_tick_by(struct runner *r, uint64_t deadline);   /* during a turn: it ends then, if it would not have before */
+
+/* ---- tick.c ---- */
+void tick_handle(void);              /* of the process, before the first runner */
+void tick_make(struct runner *r);
+void tick_arm(struct runner *r, bool on);
+void tick_turn(struct runner *r, uint64_t deadline);
+void tick_by(struct runner *r, uint64_t deadline);   /* during a turn: it ends then, if it would not have before */
+void tick_turn_over(struct runner *r, uint64_t began);
+void ticks_let(bool on);
 /* The signal handler's view: which kvm_run to make exit at once. */
 extern __thread struct kvm_run *volatile runner_entered;
 extern __thread volatile sig_atomic_t runner_tick;

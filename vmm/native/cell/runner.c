@@ -1,7 +1,5 @@
 /* A runner: one thread that serves its VMs in turn, obeys the worker's commands and wakes parked VMs.
- *
- * Time slices: while a VM runs, a timer sends this thread a signal each slice. Its handler sets a flag and immediate_exit of the VM
- * about to be entered, so that a signal just before KVM_RUN is not lost.
+ * How long a turn lasts: tick.c.
  */
 #include <errno.h>
 #include <poll.h>
@@ -14,88 +12,6 @@
 #include <unistd.h>
 #include "machine.h"
 #include "rules.h"
-
-#define SIGNAL_TICK SIGUSR1
-#ifndef sigev_notify_thread_id
-#define sigev_notify_thread_id _sigev_un._tid
-#endif
-
-__thread struct kvm_run *volatile runner_entered;
-__thread volatile sig_atomic_t runner_tick;
-
-static void on_tick(int sig)
-{
-    (void)sig;
-    runner_tick = 1;
-    struct kvm_run *run = runner_entered;
-    if (run)
-        run->immediate_exit = 1;
-}
-
-#define SOON 500000ull                           /* ns that a turn lasts whoever wakes up meanwhile: entering a guest is not free */
-#define WAKE 100000ull                           /* ns that it lasts whatever its own threads wait for */
-#define STRETCH 16                               /* so many times its slice at most */
-
-static struct timespec timespec_of(uint64_t ns)
-{
-    return (struct timespec){(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
-}
-
-static void timer_first(struct runner *r, uint64_t now, uint64_t first)
-{
-    struct itimerspec t = {.it_interval = timespec_of(r->slice), .it_value = timespec_of(first)};
-    timer_settime(r->timer, 0, &t, 0);
-    r->tick = now + first;
-}
-
-static void timer_arm(struct runner *r, bool on)
-{
-    if (r->armed == on)
-        return;
-    if (on)
-        timer_first(r, clock_mono(), r->slice);
-    else
-        timer_settime(r->timer, 0, &(struct itimerspec){0}, 0);
-    r->armed = on;
-}
-
-/* For a turn: a parked VM whose deadline comes before the slice's end has its turn then. */
-static void timer_turn(struct runner *r, uint64_t deadline)
-{
-    uint64_t now = clock_mono(), slice = r->slice;
-    if (deadline >= now + slice) {
-        timer_arm(r, true);
-        if (r->tick <= now)
-            r->tick += ((now - r->tick) / slice + 1) * slice;
-        return;
-    }
-    uint64_t soon = SOON * (slice / cell.config.slice_ns), first = deadline > now + soon ? deadline - now : soon;
-    timer_first(r, now, first < slice ? first : slice);
-    r->armed = true;
-}
-
-/* The deadline is a guest's word: whatever it says, the turn lasts a while. */
-void runner_tick_by(struct runner *r, uint64_t deadline)
-{
-    if (!deadline || deadline >= r->tick)
-        return;
-    uint64_t now = clock_mono(), soon = WAKE * (r->slice / cell.config.slice_ns), first = deadline > now + soon ? deadline - now : soon;
-    if (now + first < r->tick)
-        timer_first(r, now, first);
-}
-
-/* Where entering a guest takes longer than a slice (an emulated KVM, a host that gives us hardly any CPU), each turn would be over
- * before the guest has come to its next instruction: slices get longer until turns take about what they should. */
-static void turn_over(struct runner *r, uint64_t began)
-{
-    uint64_t took = clock_mono() - began, was = r->slice, least = cell.config.slice_ns;
-    if (runner_tick && took > 2 * was)
-        r->slice = was * 2 < least * STRETCH ? was * 2 : least * STRETCH;
-    else if (was > least)
-        r->slice = was - was / 16 > least ? was - was / 16 : least;
-    if (r->slice != was)
-        timer_arm(r, false);
-}
 
 /* ---- queues ---- */
 
@@ -183,15 +99,6 @@ static int machine_again(struct machine *m, uint64_t pid, uint64_t now)
     s->recycled = !e;
     s->memory_committed = m->committed;
     return e;
-}
-
-/* KVM gives up making a VM when a signal is pending (mm_take_all_locks: EINTR): no ticks meanwhile. */
-static void ticks(bool on)
-{
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGNAL_TICK);
-    pthread_sigmask(on ? SIG_UNBLOCK : SIG_BLOCK, &set, 0);
 }
 
 /* The shim's own table of calls is guest memory: what is written there makes calls fail at once, and binds nobody. */
@@ -352,9 +259,9 @@ static void obey(struct runner *r, const struct afw_command *c)
         return;
     }
     if (c->type == AFW_CMD_BOOT || c->type == AFW_CMD_RESTORE) {
-        ticks(false);
+        ticks_let(false);
         start_vm(r, c);
-        ticks(true);
+        ticks_let(true);
         share_charge(r, r->machine[c->vm]);
         return;
     }
@@ -468,7 +375,7 @@ static uint64_t look_around(struct runner *r)
 
 static void sleep_until(struct runner *r, uint64_t deadline)
 {
-    timer_arm(r, false);
+    tick_arm(r, false);
     struct pollfd p = {.fd = cell.runner_eventfd[r->index], .events = POLLIN};
     struct timespec t, *wait = 0;
     if (deadline != ~0ull) {
@@ -524,13 +431,8 @@ void runners_release(void)
 static void *runner_main(void *arg)
 {
     struct runner *r = arg;
-    struct sigevent sev = {.sigev_notify = SIGEV_THREAD_ID, .sigev_signo = SIGNAL_TICK};
-    sev.sigev_notify_thread_id = (pid_t)syscall(SYS_gettid);
-    r->tid = (uint32_t)sev.sigev_notify_thread_id;
-    if (timer_create(CLOCK_MONOTONIC, &sev, &r->timer))
-        abort();
-    r->slice = cell.config.slice_ns;
-    ticks(true);
+    r->tid = (uint32_t)syscall(SYS_gettid);
+    tick_make(r);
     sem_post(&set_up);
     while (sem_wait(&released))
         ;
@@ -557,14 +459,14 @@ static void *runner_main(void *arg)
                 share_charge(r, next);
                 continue;
             }
-            timer_turn(r, nearest);
+            tick_turn(r, nearest);
             /* Who queues a command from here on sees that and sends the signal; what was queued before is seen here. */
             __atomic_store_n(&r->q->inside.value, r->tid, __ATOMIC_SEQ_CST);
             uint64_t began = clock_mono();
             if (!commands_wait(r))
                 vm_run(next);
             __atomic_store_n(&r->q->inside.value, 0, __ATOMIC_RELEASE);
-            turn_over(r, began);
+            tick_turn_over(r, began);
             runner_notify(r);
             continue;
         }
@@ -577,7 +479,7 @@ static void *runner_main(void *arg)
         ssize_t n = read(cell.runner_eventfd[r->index], &drained, sizeof drained);
         (void)n;
     }
-    timer_arm(r, false);
+    tick_arm(r, false);
     for (uint32_t i = r->index; i < cell.vms; i += cell.runners) {
         struct machine *m = r->machine[i];
         if (m && m->state == RUN_KEPT)
@@ -598,7 +500,6 @@ int runner_start(struct runner *r, uint32_t index)
     r->command_head = r->q->command_head.value;
     if (!index && (sem_init(&set_up, 0, 0) || sem_init(&released, 0, 0)))
         return -errno;
-    struct sigaction sa = {.sa_handler = on_tick, .sa_flags = SA_RESTART};   /* KVM_RUN and ppoll return all the same (signal(7)) */
-    sigaction(SIGNAL_TICK, &sa, 0);
+    tick_handle();
     return -pthread_create(&r->thread, 0, runner_main, r);
 }

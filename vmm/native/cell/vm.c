@@ -346,7 +346,7 @@ static void turn(struct machine *m)
             }
             vm->ctl->cpu_ns = m->cpu_ns;
             vm->ctl->cpu_since = clock_guest(m);
-            runner_tick_by(vm->runner, ((volatile struct afw_ctl *)vm->ctl)->timer);
+            tick_by(vm->runner, ((volatile struct afw_ctl *)vm->ctl)->timer);
             vm->ctl->tick = vm->runner->tick;
             r = ioctl(vm->vcpu_fd, KVM_RUN, 0);
             e = errno;
