@@ -14,6 +14,7 @@ from agentfw.pool.jobs import Job, PoolError, Trace
 from agentfw.pool.traces import JobTrace
 
 from .engines import Heard, engine, in_loop, run
+from .routers import until
 
 LINE = "a line that a call makes\n"
 
@@ -53,7 +54,7 @@ def test_who_reads_slowly_is_told_how_much_is_missing(monkeypatch: pytest.Monkey
         for _ in range(25):
             trace.write(LINE)
         taker.go.set()
-        await asyncio.sleep(0.01)
+        await until(lambda: len(taker.data) == 11 * len(LINE))
         trace.write(LINE)
         await trace.end()
         told = "(15 lines are left out here: they came faster than they were taken)\n"
