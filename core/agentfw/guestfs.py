@@ -7,6 +7,7 @@ the same inside. Directories are shown read-only; the operator's mounts may be w
 from __future__ import annotations
 
 import glob
+import json
 import os
 import pwd
 import selectors
@@ -109,7 +110,7 @@ def find_interpreter(python: str, environment: Mapping[str, str]) -> Interpreter
     where = str(Path(python).absolute()) if "/" in python else python
     try:
         status, out, err = _run([where, "-c", _PROBE], environment)
-        facts = msgspec.json.decode(out, type=_Facts) if status == 0 else None
+        facts = msgspec.convert(json.loads(out), _Facts) if status == 0 else None  # (msgspec takes no surrogates, paths may have)
     except (ValueError, RecursionError, OverflowError):
         raise GuestError(f"`{python}` is no Python", status=126) from None
     except OSError as error:

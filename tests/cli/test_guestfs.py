@@ -224,3 +224,7 @@ def test_a_snapshot_of_somebody_else_is_not_used(tmp_path: Path) -> None:
     assert store._usable(file)
     file.chmod(0o422)
     assert not store._usable(file)
+
+
+def test_a_python_may_look_where_names_are_no_text() -> None:
+    assert find_interpreter(sys.executable, {"PYTHONPATH": "/no/\udcff"}).path[0] == "/no/\udcff"
