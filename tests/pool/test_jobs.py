@@ -124,6 +124,14 @@ def test_a_bad_table_names_the_key(table: dict[str, object], key: str) -> None:
     assert caught.value.key == key
 
 
+def test_a_small_pool_keeps_no_more_warm_than_it_has() -> None:
+    def warm(**table: int) -> int:
+        return Config({"pool": table}).plugin("pool", PoolConfig).warm
+
+    assert (warm(), warm(size=16), warm(size=40), warm(size=16, idle=3), warm(idle=0)) == (32, 16, 32, 3, 0)
+    assert Config({"pool": {"size": 500}}).with_keys("pool", {"size": 4}).plugin("pool", PoolConfig).warm == 4
+
+
 def test_paths_begin_at_the_file() -> None:
     table = {"socket": "s", "token_file": "/t", "listen": "127.0.0.1:1", "templates": {"x": {"mount": ["data:/data:rw"]}}}
     found = Config({"pool": table}, Path("/etc/agentfw.toml")).plugin("pool", PoolConfig)

@@ -87,11 +87,7 @@ def start(
     def load(again: bool = True) -> Config:
         file = config_file if not again else config_file or first.file
         found = Config() if no_config or (again and file is None) else load_config(file, pipes=not again)
-        own = dict(keys)
-        table = found.tables.get("pool")
-        if size is not None and idle is None and not (isinstance(table, dict) and "idle" in table):
-            own["idle"] = min(32, size)
-        return found.with_keys("pool", own) if own else found
+        return found.with_keys("pool", keys) if keys else found
 
     if config_file is not None:
         config_file = config_file.absolute()

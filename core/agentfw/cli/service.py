@@ -161,7 +161,7 @@ class _Process:
         return 128 + self._signal if self._now.is_set() and self._signal is not None else 0
 
     async def _start(self, router: Router) -> None:
-        idle = self._service.pool.idle
+        idle = self._service.pool.warm
         looking = asyncio.create_task(self._look(router, idle))
         try:
             await router.start()

@@ -67,8 +67,8 @@ class PoolConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
     """Worker processes; None: one a CPU."""
     size: Annotated[int, Meta(ge=1, le=100_000)] = 256
     """VMs at once, warm or running, in the whole pool; more jobs wait."""
-    idle: Annotated[int, Meta(ge=0, le=100_000)] = 32
-    """VMs kept warm, waiting for a job: made at the start and again whenever fewer are left."""
+    idle: Annotated[int, Meta(ge=0, le=100_000)] | None = None
+    """VMs kept warm, waiting for a job: made at the start and again when fewer are left; None: 32, but not more than `size`."""
     memory: str | None = None
     """Memory that the pool's VMs may take in sum, "8G" (measured, not promised); None: what the host has. Below a tenth of the
     host's memory left, or under memory pressure, idle VMs go first."""
@@ -105,10 +105,15 @@ class PoolConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
                 vm_memory(template.memory)
             except ValueError as error:
                 raise ConfigError(f"templates.{name}.memory", f"`{template.memory}` {error}") from None
-        if self.idle > self.size:
+        if self.idle is not None and self.idle > self.size:
             raise ConfigError("idle", f"{self.idle} idle VMs in a pool of {self.size}")
         if self.listen is not None and self.token_file is None:
             raise ConfigError("listen", "TCP needs a token", hint='name a file with one: `token_file = "pool.token"`')
+
+    @property
+    def warm(self) -> int:
+        """What `idle` comes to."""
+        return min(32, self.size) if self.idle is None else self.idle
 
     def beside(self, directory: Path) -> PoolConfig:
         """Relative paths begin at the file's directory."""

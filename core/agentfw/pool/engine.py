@@ -349,7 +349,7 @@ class Engine:
         self._pool = pool
         changed = self._templates.configure(pool, run)
         self._stock.recycle = pool.recycle
-        self._stock.idle_most = math.ceil(pool.idle * self._part)
+        self._stock.idle_most = math.ceil(pool.warm * self._part)
         self._stock.resize(max(1, round(pool.size * self._part)))
         for group in list(self._stock.groups.values()):
             if group.key.template.name in changed:

@@ -455,7 +455,7 @@ class Router:
             worker.number,
             count,
             divided(self.pool.size, count)[worker.number],
-            divided(self.pool.idle, count)[worker.number],
+            divided(self.pool.warm, count)[worker.number],
             self._plugins,
             Configuration.of(self.config),
             self._engine,
