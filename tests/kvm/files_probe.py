@@ -190,6 +190,17 @@ with open("m", "w+b") as f:
         m[0] = 88
         f.seek(0)
         show(f.read(5), m[:5])
+# a mapping that grows with its file, and moves: what was written stays, what is new is the file's
+with open("grows", "w+b") as f:
+    f.truncate(8192)
+    with mmap.mmap(f.fileno(), 8192) as m:
+        m[0:5] = b"first"
+        for size in (16384, 5000, 65536, 3 << 20):
+            m.resize(size)
+            m[size - 3 : size] = b"end"
+            f.seek(size - 3)
+            show(size, len(m), m[0:5], m[4999:5002], f.read(3), os.fstat(f.fileno()).st_size)
+os.unlink("grows")
 with mmap.mmap(-1, 8192) as m:
     m[5000] = 7
     show(m[5000])

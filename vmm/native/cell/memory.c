@@ -261,7 +261,7 @@ int memory_file_again(struct vm *vm, uint64_t gva, uint64_t len)
 }
 
 /* The pages go along, private ones too. No hole is left at any time, nor where the kernel refuses: MREMAP_DONTUNMAP, for files since
- * Linux 5.13, to a place of its own first. More of the file is to be had of private files only: to others the way is not kept. */
+ * Linux 5.13, to a place of its own first. More of the file comes with the last step. */
 int memory_remap(struct vm *vm, uint64_t gva, uint64_t len, uint64_t to, uint64_t new_len)
 {
     struct machine *m = machine_of(vm);
@@ -277,19 +277,15 @@ int memory_remap(struct vm *vm, uint64_t gva, uint64_t len, uint64_t to, uint64_
     new.start = to;
     new.end = to + new_len;
     new.offset += gva - x->start;
-    uint64_t more = new_len - len;
-    int fd = !more ? 0 : new.file ? vfs_mapped_fd(vm->vfs, new.file) : -ENOMEM, prot = PAGE_PROT(m->prot[gva / PAGE]);
-    if (fd < 0 || new.offset > INT64_MAX - new_len || m->maps >= MAPPINGS - 2)
+    int prot = PAGE_PROT(m->prot[gva / PAGE]);
+    if (new.offset > INT64_MAX - new_len || m->maps >= MAPPINGS - 2)
         return -ENOMEM;
     if ((e = pieces_room(m, to, new_len, true)) || (e = pieces_room(m, gva, len, true)) || (m->islands && (e = islands_open(m, gva, len))) ||
         (e = mapping_room(m, 3)))
         return e;
-    if (more && mmap(vm->mem + to + len, more, prot, (new.shared ? MAP_SHARED : MAP_PRIVATE) | MAP_FIXED | MAP_NORESERVE, fd,
-                     (off_t)(new.offset + len)) == MAP_FAILED)
-        return remap_failed(m, to + len);
     void *way = mremap(vm->mem + gva, len, len, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, (void *)0);
     e = way == MAP_FAILED ? -errno : 0;
-    if (!e && mremap(way, len, len, MREMAP_MAYMOVE | MREMAP_FIXED, vm->mem + to) == MAP_FAILED) {
+    if (!e && mremap(way, len, new_len, MREMAP_MAYMOVE | MREMAP_FIXED, vm->mem + to) == MAP_FAILED) {
         e = remap_failed(m, to);
         munmap(way, len);
     }

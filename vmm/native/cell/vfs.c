@@ -397,11 +397,6 @@ void vfs_unmapped(struct vfs *vfs, struct tnode *file)
     tmpfs_unref(vfs->tmpfs, file);
 }
 
-int vfs_mapped_fd(struct vfs *vfs, struct tnode *file)
-{
-    return tmpfs_host_fd(vfs->tmpfs, file);
-}
-
 int vfs_open_handles(struct vfs *vfs)
 {
     return (int)vfs->open;

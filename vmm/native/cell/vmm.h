@@ -91,7 +91,6 @@ int64_t file_op(struct vm *vm, const struct afw_sqe *sqe);
 /* A piece of a private file is mapped, is mapped no more: what is mapped takes memory, named or not */
 void vfs_mapped(struct vfs *vfs, struct tnode *file);
 void vfs_unmapped(struct vfs *vfs, struct tnode *file);
-int vfs_mapped_fd(struct vfs *vfs, struct tnode *file);              /* to map more of it; -errno. Not to be closed */
 /* Makes r the VM's rules, after adding what the symlinks of its file system make necessary; -errno: it has none. r stays the caller's */
 int vfs_rules(struct vfs *vfs, struct rules *r);
 /* Host descriptor (O_RDONLY, caller closes) of a guest path, for the ELF loader. -errno */
