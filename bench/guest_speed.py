@@ -55,11 +55,15 @@ def everyday(rounds: int) -> None:
             print(f"{row}  (must: <= {MUST[work]:.2f})" if work in MUST else row)
 
 
-def performance(rounds: int) -> None:
+def installed() -> Path:
+    """pyperformance's benchmarks."""
     found = importlib.util.find_spec("pyperformance")
     if not found or not found.origin:
         raise SystemExit("error: pyperformance is not installed: `pip install --no-deps pyperformance`, or `--no-pyperformance`")
-    folder = Path(found.origin).parent / "data-files/benchmarks"
+    return Path(found.origin).parent / "data-files/benchmarks"
+
+
+def performance(folder: Path, rounds: int) -> None:
     ratios = []
     for name, (native, inside) in in_turn(GUEST / "performance.py", folder, rounds, *CHOSEN.split()).items():
         ratios.append(inside / native)
@@ -71,9 +75,10 @@ def main() -> None:
     parser = common.parser(__doc__, "--no-pyperformance: the first four only")
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
+    folder = None if given.no_pyperformance else installed()  # what is missing is told before anything is measured
     everyday(given.rounds)
-    if not given.no_pyperformance:
-        performance(given.rounds)
+    if folder is not None:
+        performance(folder, given.rounds)
 
 
 if __name__ == "__main__":
