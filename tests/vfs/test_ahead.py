@@ -1,5 +1,6 @@
 """What stat() leaves with the guest: what it found, and will find of files looked at in order (kept.c, ahead.c)."""
 
+import errno
 import os
 import stat
 import struct
@@ -110,6 +111,99 @@ def test_a_directory_asked_for_before_each_of_its_files(top: str, make: MakeVfs,
     time.sleep(0.002)
     vfs.stat(f"{top}/a2")  # the last one asked for was another
     assert kept(vfs).keys() == {f"{top}/a2"}
+
+
+MODULES = ["a.py", "bb.py", "ccc.py", "dddd.py", "e.py", "ff.py", "ggg.py", "h.py", "ii.py", "j.py", "kk.py"]
+
+
+def a_package(top: Path, names: list[str]) -> Path:
+    top.mkdir(parents=True)
+    for name in (*names, "__init__.py", "data.txt"):
+        (top / name).touch()
+    time.sleep(0.05)
+    return top
+
+
+def truly(vfs: Vfs, host: Path) -> dict[str, tuple[int, int]]:
+    there = kept(vfs)
+    for path, (result, ino) in there.items():
+        on_host = host / path.removeprefix("/m").removeprefix("/")
+        assert (result, ino) == ((0, on_host.stat().st_ino) if on_host.exists() else (-errno.ENOENT, 0)), path
+    return there
+
+
+def test_modules_that_may_be_imported_next(make: MakeVfs, tmp_path: Path) -> None:
+    """In both orders in which import statements are sorted; of several packages, of which one alone was listed last."""
+    for name in ("m/x", "m/y"):
+        a_package(tmp_path / name, MODULES)
+    vfs = make(mounts={"/m": (tmp_path / "m", WRITABLE)})
+    for package in ("/m/x", "/m/y"):
+        vfs.listdir(package)
+        vfs.stat(package)
+        vfs.stat(f"{package}/a.py")
+        time.sleep(0.002)
+    for package in ("/m/x", "/m/y"):
+        vfs.stat(f"{package}/e.py")
+        expected = {"e.py", "ff.py", "ggg.py", "h.py", "ii.py", "j.py", "bb.py"}
+        assert truly(vfs, tmp_path / "m").keys() == {package, *(f"{package}/{name}" for name in expected)}
+        time.sleep(0.002)
+
+
+def test_files_of_directories_that_nobody_imports_from(make: MakeVfs, tmp_path: Path) -> None:
+    vfs = make(mounts={"/m": (a_package(tmp_path / "m", MODULES), WRITABLE)})
+    vfs.listdir("/m")
+    vfs.stat("/m/e.py")
+    assert kept(vfs).keys() == {"/m/e.py"}
+
+
+def test_a_package_is_looked_at_under_each_suffix(make: MakeVfs, tmp_path: Path) -> None:
+    a_package(tmp_path / "m/x", MODULES)
+    (tmp_path / "m/plain").mkdir()
+    time.sleep(0.05)
+    vfs = make(mounts={"/m": (tmp_path / "m", WRITABLE)})
+    names = ("abi3.so", "cpython-311-x86_64-linux-gnu.so", "py", "so")
+    assert vfs.error("stat", "/m/x/__init__.cpython-311-x86_64-linux-gnu.so") == "ENOENT"
+    assert sorted(truly(vfs, tmp_path / "m")) == ["/m/x", *(f"/m/x/__init__.{name}" for name in names)]
+    time.sleep(0.002)
+    vfs.stat("/m/x/bb.py")  # as if the directory had been asked for
+    assert "/m/x" in kept(vfs)
+    time.sleep(0.002)
+    assert vfs.error("stat", "/m/plain/__init__.cpython-311-x86_64-linux-gnu.so") == "ENOENT"
+    assert sorted(truly(vfs, tmp_path / "m")) == [f"/m/plain/__init__.{name}" for name in names]
+    time.sleep(0.002)
+    (tmp_path / "m/x/__init__.py").chmod(0o1644)  # a bound socket's name
+    time.sleep(0.05)
+    assert vfs.error("stat", "/m/x/__init__.cpython-311-x86_64-linux-gnu.so") == "ENOENT"
+    assert not kept(vfs).keys() & {"/m/x", "/m/x/__init__.py"}
+
+
+def test_modules_that_rules_hide_are_left_out(make: MakeVfs, tmp_path: Path) -> None:
+    vfs = make(mounts={"/m": (a_package(tmp_path / "m", MODULES), WRITABLE)})
+    rules = [FileRule("/m/ff.py", "hide"), FileRule("/m/h.py", "deny"), FileRule("/m/__init__.py", "hide")]
+    assert vfs.rules(compile_rules(rules)) == 0
+    vfs.listdir("/m")
+    vfs.stat("/m")
+    vfs.stat("/m/e.py")
+    there = truly(vfs, tmp_path / "m").keys()
+    assert "/m/ggg.py" in there
+    assert not there & {"/m/ff.py", "/m/h.py"}
+    assert vfs.error("stat", "/m/__init__.abi3.so") == "ENOENT"
+    assert kept(vfs).keys() == there
+
+
+def test_many_packages_and_many_modules(make: MakeVfs, tmp_path: Path) -> None:
+    for n in range(20):
+        a_package(tmp_path / f"m/{n}", MODULES)
+    a_package(tmp_path / "m/long", [f"{n:03}{'x' * 240}.py" for n in range(300)])
+    a_package(tmp_path / "m/many", [f"{n}.py" for n in range(4200)])
+    vfs = make(mounts={"/m": (tmp_path / "m", WRITABLE)})
+    for name in (*map(str, range(20)), "long", "many", *map(str, range(20))):
+        vfs.listdir(f"/m/{name}", 32768)
+        vfs.stat(f"/m/{name}")
+        vfs.stat(f"/m/{name}/__init__.py")
+        there = truly(vfs, tmp_path / "m")
+        assert (f"/m/{name}/a.py" in there) == name.isdigit()
+        time.sleep(0.002)
 
 
 def test_a_directory_that_is_new_or_ruled_is_not_kept_with_its_files(make: MakeVfs, many: Path) -> None:

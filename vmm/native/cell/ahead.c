@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "vfs.h"
+#include "modules.h"
 
 #define NAMES_MAX 16384
 #define BYTES_MAX (512u << 10)
@@ -37,6 +37,7 @@ struct ahead {
     enum order order;                /* that foretold it last */
     uint32_t window;
     char above[PATH_MAX];            /* the directory that was asked for last, as the guest wrote it */
+    struct modules modules;
 };
 
 static void forget_listing(struct ahead *a)
@@ -56,6 +57,7 @@ void ahead_drop(struct vfs *vfs)
     if (!vfs->ahead)
         return;
     forget_listing(vfs->ahead);
+    modules_forget(&vfs->ahead->modules);
     free(vfs->ahead);
     vfs->ahead = 0;
 }
@@ -148,15 +150,18 @@ static void sort(struct ahead *a)
     }
 }
 
+static int sorted(struct ahead *a)
+{
+    if (!a->sorted && (a->sorted = malloc((a->n + 1) * sizeof *a->sorted)))
+        sort(a);
+    return a->sorted != 0;
+}
+
 /* The name's place in the listing, sorted: or -1 */
 static int64_t find(struct ahead *a, const char *name)
 {
-    if (!a->sorted) {
-        a->sorted = malloc((a->n + 1) * sizeof *a->sorted);
-        if (!a->sorted)
-            return -1;
-        sort(a);
-    }
+    if (!sorted(a))
+        return -1;
     for (uint32_t lo = 0, hi = a->n; lo < hi;) {
         uint32_t mid = lo + (hi - lo) / 2;
         int c = strcmp(name, a->names + a->name[a->sorted[mid]]);
@@ -263,19 +268,6 @@ static void look(struct vfs *vfs, struct ahead *a, uint64_t at, const char *name
     place_done(&dir);
 }
 
-/* Who imports asks for a directory before each file in it (importlib's FileFinder: is it as it was listed?), and so for the same one before the
- * next file. */
-static void look_above(struct vfs *vfs, struct ahead *a, uint64_t at)
-{
-    struct place p;
-    size_t n = strlen(a->above);
-    if (!n || strncmp(a->prefix, a->above, n) || strcmp(a->prefix + n, "/") || walk(vfs, vfs->cwd, a->above, WALK_FOLLOW | WALK_FD | WALK_LOOK, &p) < 0)
-        return;
-    if (!p.rule && p.kind != BACK_PROC && S_ISDIR(p.st.st_mode))
-        kept_more(vfs, at, a->above, 0, &p, &p.st);
-    place_done(&p);
-}
-
 void ahead_of_stat(struct vfs *vfs, uint64_t at, const char *path, int flags, const struct place *p)
 {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path, *up = strrchr(p->path, '/');
@@ -313,6 +305,20 @@ void ahead_of_stat(struct vfs *vfs, uint64_t at, const char *path, int flags, co
         look(vfs, a, at, name, &number, flags);
     if (S_ISDIR(p->st.st_mode))
         strcpy(a->above, path);
-    else
-        look_above(vfs, a, at);
+    else if (S_ISREG(p->st.st_mode) && n > 1) {
+        size_t len = strlen(a->above);
+        struct modules_of *m = modules_of(&a->modules, p->path, above);
+        int here = len == n - 1 && !strncmp(a->above, path, len);
+        if (!m && here && !strncmp(a->directory, p->path, above) && !a->directory[above] && sorted(a))
+            m = modules_listed(&a->modules, a->directory, a->names, a->name, a->sorted, a->n);
+        if (m || here)
+            modules_look(vfs, m, at, a->prefix, name);
+    }
+}
+
+void ahead_of_package(struct vfs *vfs, uint64_t at, const char *path)
+{
+    struct ahead *a = ahead_of(vfs);
+    if (a && modules_package(vfs, at, path))
+        snprintf(a->above, sizeof a->above, "%.*s", (int)(strrchr(path, '/') - path), path);
 }

@@ -119,6 +119,8 @@ int kept_add(struct vfs *vfs, uint64_t at, const char *path, int flags, int resu
 
 int kept_more(struct vfs *vfs, uint64_t at, const char *path, int flags, const struct place *dir, const struct stat *st)
 {
+    if (!st)
+        return add(vfs, at, path, flags, -ENOENT, 0, 1);
     return dir->kind == BACK_HOST && recent(st) ? 1 : add(vfs, at, path, flags, 0, st, 1);     /* (it would be news) */
 }
 

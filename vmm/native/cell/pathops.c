@@ -90,8 +90,8 @@ static int64_t stat_as(struct vfs *vfs, const uint64_t a[6], int extended)
         }
     }
     if (r < 0) {
-        if (keep)
-            kept_add(vfs, at, path, (int)a[2], r, 0);
+        if (keep && !kept_add(vfs, at, path, (int)a[2], r, 0) && !news && r == -ENOENT && !a[2])
+            ahead_of_package(vfs, at, path);
         return r;
     }
     place_done(&p);

@@ -271,13 +271,14 @@ uint64_t kept_clock(void);
 /* What stat() of `path`, as the guest wrote it, was found to be, and nothing of it before `at` (CLOCK_MONOTONIC, ns). -1: it is not kept */
 int kept_add(struct vfs *vfs, uint64_t at, const char *path, int flags, int result, const struct stat *st);
 
-/* The same of a file in a directory that was not asked for. 1: it would be news */
+/* The same of a file in a directory that was not asked for; st 0: there is none. 1: it would be news */
 int kept_more(struct vfs *vfs, uint64_t at, const char *path, int flags, const struct place *dir, const struct stat *st);
 
 /* ---- ahead.c ---- */
 /* A directory was listed from one cookie to another; next(entries): each name, then 0 */
 void ahead_listed(struct vfs *vfs, const char *directory, uint64_t from, uint64_t to, const char *(*next)(void *entries), void *entries);
 void ahead_of_stat(struct vfs *vfs, uint64_t at, const char *path, int flags, const struct place *p);    /* found there, and nothing new: perhaps others, too */
+void ahead_of_package(struct vfs *vfs, uint64_t at, const char *path);       /* not found: its directory may be a package */
 
 /* ---- locks.c ---- */
 int64_t op_lock(struct vfs *vfs, const uint64_t a[6]);
