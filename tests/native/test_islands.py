@@ -162,7 +162,7 @@ while word := os.read(0, 100).decode():
 """
 
 
-def test_an_island_costs_a_fault_once_and_none_where_the_host_writes(template):
+def test_an_island_costs_a_fault_at_most_and_none_where_the_host_writes(template):
     """Counted when the interpreter's own pages have had theirs: how many those are depends on what it had to wait for."""
 
     async def main():
@@ -184,8 +184,12 @@ def test_an_island_costs_a_fault_once_and_none_where_the_host_writes(template):
                 counts += [await faults("host -1"), await faults("guest -1")]
                 assert len(counts) < 100
             base = counts[-1]
-            for act, more in (("host 2", 0), ("guest 2", 0), ("guest 3", 0), ("guest 6", 1), ("guest 6", 1), ("host 6", 1)):
-                assert await faults(act) == base + more, act
+            for act in ("host 2", "guest 2", "guest 3"):
+                assert await faults(act) == base, act
+            first = await faults("guest 6")  # if one of those before had an address that could not be told, all are open
+            assert first - base in (0, 1)
+            for act in ("guest 6", "host 6"):
+                assert await faults(act) == first, act
         finally:
             await cell.close()
 
