@@ -260,6 +260,22 @@ def test_news_makes_all_else_void(make: MakeVfs, many: Path) -> None:
     assert kept(vfs).keys() == {"/m/a2"}  # and nothing is looked at beside it
 
 
+def test_what_is_outside_is_no_news(make: MakeVfs, many: Path) -> None:
+    """Behind a link out of the mount, it cannot be told from what is kept whether there is something."""
+    (many.parent / "outside").mkdir()
+    (many / "out").symlink_to(many.parent / "outside")
+    time.sleep(0.05)
+    vfs = make(mounts={"/m": (many, WRITABLE)})
+    after = []
+    for path in ("/m/out/there/x", "/m/out/gone/x"):
+        (many.parent / "outside/there").mkdir(exist_ok=True)
+        time.sleep(0.05)
+        assert vfs.error("stat", "/m/none") == "ENOENT"
+        assert vfs.error("stat", path) == "ENOENT"
+        after.append("/m/none" in kept(vfs))
+    assert after[0] == after[1]
+
+
 def test_paths_that_are_not_kept(make: MakeVfs, many: Path) -> None:
     vfs = make(mounts={"/m": (many, WRITABLE)}, tmp=(1 << 20, 100, ["/tmp"]))
     base = vfs.open("/m", os.O_RDONLY | os.O_DIRECTORY)
