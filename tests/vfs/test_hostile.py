@@ -2,6 +2,7 @@
 
 import errno
 import os
+import struct
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,20 @@ def test_bad_counts_and_offsets(make: MakeVfs, host: Path) -> None:
         assert vfs.raw(COPY, handle, 0, handles[1], 0, 1 << 62, ranges) in (100000, -errno.EXDEV)
     assert vfs.raw(LOCK, handle, HOLE, 6, 0, 0) == vfs.raw(LOCK, handle, 1 << 62, 37, 0, 0) == -errno.EFAULT
     assert vfs.raw(LOCK, 99, 0x700000, 6, 0, 0) == -errno.EBADF
+    last = (1 << 63) - 1  # the place of a file's last byte: there a lock may begin and end
+    for kind, start, length, result in (
+        (1, last, 1, 0),
+        (0, last, 0, 0),
+        (1, last, 2, -errno.EOVERFLOW),
+        (1, last, last, -errno.EOVERFLOW),
+        (1, 1, last, 0),
+        (1, 0, -(1 << 63), -errno.EINVAL),
+        (1, last, -(1 << 63), -errno.EINVAL),
+        (1, last, -last, 0),
+        (2, 0, 0, 0),
+    ):
+        vfs.poke(OUT, struct.pack("hhqqi4x", kind, 0, start, length, 0))
+        assert vfs.raw(LOCK, handle, OUT, 6, 0, 0) == result, (kind, start, length)
     for number in (0, 32, 34, 100, 0xFFFF):
         assert vfs.raw(number, 1, 2, 3, 4) == -errno.ENOSYS
     small = vfs.open("/tmp/small", os.O_RDWR | os.O_CREAT)
@@ -194,8 +209,9 @@ def test_random_operations_do_no_harm(make: MakeVfs, host: Path) -> None:
         os.O_TMPFILE,
         os.O_APPEND,
     ]
+    places = [*range(20), 1 << 62, (1 << 63) - 2, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
     for _ in range(15000):
-        op = dice.choice(list(OP.values()))
+        op = dice.choice([*OP.values(), COPY, LOCK, SEEK])
         args = [dice.choice(interesting) for _ in range(6)]
         if dice.random() < 0.8:
             args[:2] = vfs.path("/".join(dice.choices(words, k=dice.randint(1, 5))))
@@ -211,6 +227,10 @@ def test_random_operations_do_no_harm(make: MakeVfs, host: Path) -> None:
         if op == OP["mapfile"]:
             args[1] = dice.choice([0x700000, 0x710000, HOLE - 4096])
             args[2] = dice.choice([4096, 8192, 0x1000000])
+        if op == LOCK:
+            kind, whence = dice.choice([0, 1, 2, 3]), dice.choice([0, 1, 2, 3])
+            vfs.poke(OUT, struct.pack("hhQQi4x", kind, whence, dice.choice(places), dice.choice(places), 0))
+            args[1:3] = OUT, dice.choice([5, 6, 36, 37, 1034])
         vfs.raw(op, *args)
     assert vfs.raw("stat", *vfs.path("/tmp"), 0, OUT, CWD) == 0
     vfs.restart()

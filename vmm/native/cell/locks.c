@@ -238,7 +238,7 @@ static int range_of(struct vfs *vfs, struct handle *h, const struct flock *l, ui
     if (l->l_len > 0) {
         if (l->l_len - 1 > END - start)
             return -EOVERFLOW;
-        r->end = start + l->l_len - 1;
+        r->end = start + (l->l_len - 1);
     } else if (l->l_len < 0) {
         if (start + l->l_len < 0)
             return -EINVAL;
