@@ -63,6 +63,7 @@ struct io {
     int kernel;                      /* the piece lies in the shim's memory */
     u32 flags;                       /* recvmsg(): MSG_* to tell */
     u64 message;                     /* sendmsg() between unix sockets, recvmsg(): the struct msghdr; else 0 */
+    u64 many;                        /* sendmmsg(), recvmmsg(): the struct mmsghdr; else 0 */
     u64 control;                     /* bytes of its control data that were filled */
 };
 void io_buf(struct io *io, u64 buf, u64 len);

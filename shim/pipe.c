@@ -139,6 +139,18 @@ void broken_pipe(u32 msg)
     fail(-EPIPE);
 }
 
+/* n bytes more were moved, after `done`: -> all. Of several messages one counts as soon as it has any. */
+static s64 progress(struct io *io, s64 done, u64 n)
+{
+    s64 all = done + n;
+    if (io->many) {
+        ((struct mmsghdr *)user_at(io->many, sizeof(struct mmsghdr), 1))->msg_len = all;
+        n = !done;
+    }
+    PROGRESS += n;
+    return all;
+}
+
 s64 chan_read(struct file *f, struct io *io, u32 msg, s64 pos UNUSED)
 {
     struct stream *s = STREAM(f);
@@ -156,7 +168,7 @@ s64 chan_read(struct file *f, struct io *io, u32 msg, s64 pos UNUSED)
             if (msg & MSG_PEEK)
                 return n;
             chan_consume(c, n);
-            PROGRESS = done += n;
+            done = progress(io, done, n);
             if (!(msg & MSG_WAITALL))
                 break;
         } else {
@@ -196,7 +208,7 @@ s64 chan_write(struct file *f, struct io *io, u32 msg, s64 pos UNUSED)
             if (n && io->message)
                 pass_send(c, io);
             chan_produce(c, n);
-            PROGRESS = done += n;
+            done = progress(io, done, n);
         } else
             file_wait(f, msg, deadline);
     } while (io->left);

@@ -251,21 +251,22 @@ SK(sendto)
     io_buf(&io, b, c);
     return send_to(s, &io, d, e, f);
 }
-static s64 send_message(struct sock *s, u64 user, u32 msg)
+static s64 send_message(struct sock *s, u64 user, u32 msg, u64 many)
 {
     const struct msghdr *m = user_at(user, sizeof *m, 0);
     struct io io;
     io_vec(&io, (u64)m->msg_iov, m->msg_iovlen);
     if (m->msg_controllen && s->domain == AF_UNIX)
         io.message = user;
+    io.many = many;
     return send_to(s, &io, msg, m->msg_namelen ? (u64)m->msg_name : 0, m->msg_namelen);
 }
-SK(sendmsg) { return send_message(s, b, c); }
+SK(sendmsg) { return send_message(s, b, c, 0); }
 /* One message after the other: n struct mmsghdr at user */
-static s64 many(struct sock *s, u64 user, u32 n, u32 msg, s64 (*one)(struct sock *, u64, u32))
+static s64 many(struct sock *s, u64 user, u32 n, u32 msg, s64 (*one)(struct sock *, u64, u32, u64))
 {
     for (u32 i = 0; i < n;) {
-        s64 r = one(s, user, msg);
+        s64 r = one(s, user, msg, user);
         if (r < 0)
             fail(r);
         ((struct mmsghdr *)user_at(user, sizeof(struct mmsghdr), 1))->msg_len = r;
@@ -288,7 +289,7 @@ SK(recvfrom)
     name_out(s, &from, e, f);
     return r;
 }
-static s64 receive_message(struct sock *s, u64 user, u32 msg)
+static s64 receive_message(struct sock *s, u64 user, u32 msg, u64 many)
 {
     struct addr from;
     struct msghdr *m = user_at(user, sizeof *m, 1);
@@ -296,6 +297,7 @@ static s64 receive_message(struct sock *s, u64 user, u32 msg)
     u32 flags;
     io_vec(&io, (u64)m->msg_iov, m->msg_iovlen);
     io.message = user;
+    io.many = many;
     s64 r = sock_recv(s, &io, msg, &from, &flags);
     m = user_at(user, sizeof *m, 1);
     m->msg_controllen = io.control;
@@ -303,6 +305,6 @@ static s64 receive_message(struct sock *s, u64 user, u32 msg)
     name_out(s, &from, (u64)m->msg_name, (u64)&m->msg_namelen);
     return r;
 }
-SK(recvmsg) { return receive_message(s, b, c); }
+SK(recvmsg) { return receive_message(s, b, c, 0); }
 /* recvmmsg()'s time-out is looked at between messages only, in Linux too: it is left out */
 SK(recvmmsg) { return many(s, b, c, d, receive_message); }

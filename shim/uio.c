@@ -25,7 +25,7 @@ void io_kernel(struct io *io, void *p, u64 len)
     io->one.iov_len = len;
     io->kernel = 1;
     io->flags = 0;
-    io->message = io->control = 0;
+    io->message = io->many = io->control = 0;
 }
 
 void io_buf(struct io *io, u64 buf, u64 len)
