@@ -229,7 +229,7 @@ SK(accept) { return sys_accept4(s, b, c, 0, 0, 0); }
 
 struct sock *sock_listener(struct sock *s, struct addr *a)
 {
-    if (a->len && a->b[0]) {
+    if (a->len && a->b[0] && !a->file) {         /* (a datagram socket's peer is who it was, whatever its name is now) */
         s64 r = ring_call(AFW_OP_ACCESS, (u64)a->b, a->len, AFW_SOCKET_NUMBER, 0, AFW_CWD, 0);
         if (r < 0)
             fail(r);

@@ -46,7 +46,7 @@ static void jail(void)
     static const uint16_t calls[] = {
         SYS_openat2, SYS_readlinkat, SYS_newfstatat, SYS_fstat, SYS_getdents64, SYS_preadv, SYS_preadv2, SYS_pwritev, SYS_pwritev2, SYS_pread64,
         SYS_pwrite64, SYS_ftruncate, SYS_fallocate, SYS_mkdirat, SYS_unlinkat, SYS_renameat2, SYS_symlinkat, SYS_linkat, SYS_fchmod, 452, SYS_utimensat,
-        SYS_fsync, SYS_fstatfs, SYS_memfd_create, SYS_flock, SYS_lseek, SYS_copy_file_range, SYS_dup, SYS_fcntl, SYS_close, SYS_read, SYS_write, SYS_brk, SYS_mmap, SYS_munmap,
+        SYS_fsync, SYS_fstatfs, SYS_memfd_create, SYS_flock, SYS_lseek, SYS_copy_file_range, SYS_name_to_handle_at, SYS_dup, SYS_fcntl, SYS_close, SYS_read, SYS_write, SYS_brk, SYS_mmap, SYS_munmap,
         SYS_mremap, SYS_madvise, SYS_futex, SYS_clock_gettime, SYS_getrandom, SYS_exit_group};
     static struct sock_filter code[2 * sizeof calls / sizeof *calls + 2];
     size_t n = 0;

@@ -130,7 +130,7 @@ static const uint16_t allowed[] = {
     SYS_openat2, SYS_readlinkat, SYS_newfstatat, SYS_fstat, SYS_statx, SYS_getdents64, SYS_pread64, SYS_pwrite64, SYS_preadv, SYS_pwritev,
     SYS_preadv2, SYS_pwritev2, SYS_readv, SYS_writev, SYS_ftruncate, SYS_fallocate, SYS_fadvise64, SYS_mkdirat, SYS_unlinkat, SYS_renameat2, SYS_symlinkat,
     SYS_linkat, SYS_fchmod, SYS_fchmodat, 452 /* fchmodat2 */, SYS_faccessat, SYS_faccessat2, SYS_utimensat, SYS_fsync, SYS_fdatasync, SYS_fstatfs,
-    SYS_memfd_create, SYS_flock, SYS_lseek, SYS_copy_file_range, SYS_close,
+    SYS_memfd_create, SYS_flock, SYS_lseek, SYS_copy_file_range, SYS_name_to_handle_at, SYS_close,
 };
 
 /* Nothing in a cell calls these. */

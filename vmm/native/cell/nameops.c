@@ -61,9 +61,19 @@ static int64_t op_mkdir(struct vfs *vfs, const uint64_t a[6])
     return r;
 }
 
-int socket_number(const struct place *p, const struct stat *st)
+int socket_number(const struct place *p, int fd, const struct stat *st)
 {
     uint64_t h = p->kind == BACK_TMP ? st->st_ino : (st->st_dev * 0x9e3779b97f4a7c15) ^ st->st_ino ^ st->st_ino >> 29;
+    /* On the host the next file may get the inode of one that was removed, while the socket bound to that lives on: they differ by this */
+    union {
+        struct file_handle head;
+        uint8_t all[sizeof(struct file_handle) + MAX_HANDLE_SZ];
+    } f = {.head.handle_bytes = MAX_HANDLE_SZ};
+    int mount;
+    if (fd >= 0 && !name_to_handle_at(fd, "", &f.head, &mount, AT_EMPTY_PATH))
+        for (unsigned i = 0; i < f.head.handle_bytes; i++)
+            h = (h ^ f.head.f_handle[i]) * 0x100000001b3;
+    h ^= h >> 32;
     return (int)(h & 0x1fffffff) | (p->kind == BACK_TMP ? 0x20000000 : 0x40000000);
 }
 
@@ -88,15 +98,15 @@ static int64_t op_mknod(struct vfs *vfs, const uint64_t a[6])
     else if (!(r = take_name(vfs))) {
         int fd = host_open_file(&p, O_WRONLY | O_CREAT | O_EXCL, (S_ISSOCK(mode) ? S_ISVTX : 0) | (mode & MODE_BITS));
         r = made_name(vfs, fd < 0 ? fd : 0);
-        if (fd >= 0) {
-            fstat(fd, &st);
+        if (!r && mode & AFW_SOCKET_NUMBER && !fstat(fd, &st))
+            r = socket_number(&dir, fd, &st);
+        if (fd >= 0)
             close(fd);
-        }
     }
-    if (!r && dir.kind == BACK_TMP)
+    if (!r && dir.kind == BACK_TMP) {
         tmpfs_stat(made, &st);
-    if (!r && mode & AFW_SOCKET_NUMBER)
-        r = socket_number(&dir, &st);
+        r = mode & AFW_SOCKET_NUMBER ? socket_number(&dir, -1, &st) : 0;
+    }
     place_done(&dir);
     return r;
 }

@@ -168,9 +168,9 @@ static int64_t find_socket(struct vfs *vfs, const uint64_t a[6])
     if (r < 0)
         return r;
     if (p.kind == BACK_TMP)
-        r = tmpfs_may(p.tmp, W_OK) < 0 ? -EACCES : S_ISSOCK(p.st.st_mode) ? socket_number(&p, &p.st) : -ECONNREFUSED;
+        r = tmpfs_may(p.tmp, W_OK) < 0 ? -EACCES : S_ISSOCK(p.st.st_mode) ? socket_number(&p, -1, &p.st) : -ECONNREFUSED;
     else
-        r = is_socket_name(&p) ? socket_number(&p, &p.st) : -ECONNREFUSED;
+        r = is_socket_name(&p) ? socket_number(&p, p.fd, &p.st) : -ECONNREFUSED;
     place_done(&p);
     return r;
 }

@@ -148,7 +148,7 @@ int probe_child(struct vfs *vfs, const struct place *dir, const char *name, stru
 int place_readlink(struct vfs *vfs, const struct place *p, char out[PATH_MAX]);
 int host_open(const struct node *mount, const char *rel, uint64_t flags, uint32_t mode);     /* -> descriptor or -errno */
 void host_stat(const struct node *mount, struct stat *st);                  /* owner as the guest sees it */
-int socket_number(const struct place *p, const struct stat *st);     /* nameops.c: what the shim knows a bound socket's file by, 1 .. 0x7fffffff */
+int socket_number(const struct place *p, int fd, const struct stat *st);     /* nameops.c: what the shim knows a bound socket's file by, 1 .. 0x7fffffff */
 int host_readable(const struct node *mount, const struct stat *st);         /* system mounts: "other" may read it */
 int place_writable(const struct place *p);           /* 0, or -EROFS: may anything be changed here? */
 void node_stat(const struct node *n, struct stat *st);
