@@ -224,7 +224,7 @@ FD(getdents64)
     if (!o->handle)
         return -ENOTDIR;
     struct ringfile *r = RING(o);
-    if (r->end == r->place && fresh(&r->read))
+    if (!o->dev && r->end == r->place && fresh(&r->read))
         return 0;
     s64 n = handle_call(o, b, c, r->place, AFW_OP_READDIR), at = 0;
     stamp(&r->read);
@@ -255,8 +255,8 @@ PL(newfstatat)
     } else if (n >= 0 && fresh((struct stamp *)AFW_KEPT)) {
         struct afw_kept *k = (void *)AFW_KEPT;
         struct afw_kept_stat *s = (void *)(k + 1);
-        for (u8 *p = (void *)b; *p; p++)
-            key = key * 31 + *p;
+        for (s64 i = 0; i < n; i++)              /* (a VM that shares the memory may write there) */
+            key = key * 31 + ((u8 *)b)[i];
         for (u32 i = k->n; i; i--, s = (void *)s + s->size)
             if (s->key == key && !memcmp(s->path, (void *)b, n + 1))
                 return s->result ? s->result : copy_out(c, s->st, sizeof s->st);
@@ -264,43 +264,37 @@ PL(newfstatat)
     return sys_ask(a, b, c, d, e);
 }
 
-/* Is descriptor fd this file still? Who waits for another one does not hold it */
-static int still(u64 fd, struct file *f, u32 ino) { return peek(fd) == f && f->ino == ino; }
-
-/* What is wrong with it the host says, and from file to file it does it all. Only as much is read as can be written without waiting: nobody else
- * has the bytes in between. */
+/* What is wrong with it the host says, and from file to file it does it all. What is read is written without waiting: nobody else has the
+ * bytes in between, and others read into the same memory. */
 FD(sendfile)
 {
     s64 r = sys_change(*(u64 *)(kstack_top - F_SIZE + F_RDI), b, c, d, e);
     if (r != -AFW_AGAIN)
         return r;
     struct file *in = need(b);
-    struct chan *t = o->ops == &dev_ops ? 0 : STREAM(o)->tx;
-    struct io io;
-    u64 at = c ? *(u64 *)user_at(c, 8, 1) : RING(in)->place, done = 0;
     u32 ino = in->ino;
-    u8 *bytes;
-    while (done < d) {
-        u64 n = min64(d - done, AFW_WHOLE_SIZE), room = n;
-        if (t && !t->frames)
-            while (!(room = chan_room(t)) && !chan_broken(t))
-                file_wait(o, 0, NEVER);
-        if (!still(b, in, ino))
+    struct io io;
+    u64 done = 0, n;
+    while ((n = min64(d - done, AFW_WHOLE_SIZE))) {
+        struct chan *t;
+        while ((t = o->ops == &dev_ops ? 0 : STREAM(o)->tx) && !(o->ops->poll(o) & POLLOUT))
+            file_wait(o, 0, NEVER);
+        if (t && !t->frames) {
+            u32 room = chan_room(t);
+            n = min64(n, room + !room);
+        }
+        if (peek(b) != in || in->ino != ino)     /* who waits for another one does not hold it */
             fail(-EBADF);
-        bytes = whole_for(0);
-        n = handle_call(in, (u64)bytes, min64(n, room + !room), at, AFW_OP_PREAD);
-        if (!n)
+        u64 *at = c ? user_at(c, 8, 1) : &RING(in)->place;
+        void *bytes = whole_for(0);
+        io_kernel(&io, bytes, handle_call(in, AFW_WHOLE, n, *at, AFW_OP_PREAD));
+        if (!(n = io.left))
             break;
-        io_kernel(&io, bytes, n);
-        r = o->ops->write(o, &io, 0, -1);
+        r = o->ops->write(o, &io, MSG_DONTWAIT, -1);
         if (r < 0)
             fail(r);
+        *at += n;
         PROGRESS = done += n;
-        at += n;
-        if (c)
-            copy_out(c, &at, 8);
-        else if (still(b, in, ino))
-            RING(in)->place = at;
     }
     return done;
 }

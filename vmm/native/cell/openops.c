@@ -258,7 +258,10 @@ static int whole(struct vfs *vfs, struct handle *h, int flags, const struct stat
     if (h->kind == BACK_TMP)
         return tmpfs_read(vfs, h->tmp, AFW_WHOLE, size, 0) == (int64_t)size;
     void *to = h->kind == BACK_HOST ? guest_range(vfs->vm, AFW_WHOLE, AFW_WHOLE_SIZE) : 0;
-    return to && pread(h->fd, to, AFW_WHOLE_SIZE, 0) == (ssize_t)size;
+    if (!to || pread(h->fd, to, AFW_WHOLE_SIZE, 0) == (ssize_t)size)
+        return to != 0;
+    vfs->kept.news = 1;              /* it changes right now; and whose bytes were there must not be read as they are */
+    return 0;
 }
 
 int64_t op_open(struct vfs *vfs, const uint64_t a[6])
