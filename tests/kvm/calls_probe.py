@@ -800,6 +800,9 @@ def told() -> None:
     )
     for name in (b"pipe", b"d/pipe", b"f", b"nope/pipe", b"pipe/"):
         say("mkfifo", name, word(call("mknod", name, stat.S_IFIFO | 0o666, 0)), *tree())
+    pipe = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
+    say(stat.filemode(os.fstat(pipe).st_mode), os.read(pipe, 9), word(call("getdents64", pipe, buffer(), 64)))
+    os.close(pipe)
     say(stat.filemode(os.stat("pipe").st_mode), word(opened("open", b"pipe", os.O_WRONLY | os.O_NONBLOCK)), word(opened("open", b"pipe", os.O_PATH)),
         word(call("truncate", b"pipe", 0)), word(call("link", b"pipe", b"other")), word(call("rename", b"pipe", b"d/pipe")), word(call("unlink", b"d/pipe")))  # fmt: skip
 
