@@ -1,7 +1,7 @@
 """`make test-hardware`: agentfw on a real kvm_amd (nested paging), which QEMU's TCG emulates.
 
 Boots Debian's cloud kernel with an initramfs that holds busybox, the three KVM modules, this interpreter, this checkout and
-its virtual environment, runs `guest_test.py` in it and passes its verdict on. Slow (minutes: every instruction is emulated), so
+its virtual environment, runs `inside.py` in it and passes its verdict on. Slow (minutes: every instruction is emulated), so
 it is no part of `make test`. Needs Debian's packages qemu-system-x86, busybox-static, kmod, cpio; root installs what is missing.
 
 Where this machine has a KVM of its own, snapshots travel, too: one made here is restored there; one made there comes back over a
@@ -42,7 +42,7 @@ FROM_HERE, FROM_THERE = WORK / "from-here.agentfw", WORK / "from-there.agentfw"
 CPU = "max,+svm,+npt"
 MONITOR = WORK / "monitor"
 BEGINS = re.compile(r"-- (.+): begins, has (\d+) s")
-"""What guest_test.py says before a step."""
+"""What inside.py says before a step."""
 BOOT, GRACE = 300, 60
 """Seconds until the first step begins, and beyond a step's own limit."""
 SKIP_DIRS = {
@@ -95,7 +95,7 @@ def main() -> int:
         if travels:
             agentfw("snapshot", "build", "--replace", "from-here")
             agentfw("snapshot", "export", "from-here", str(FROM_HERE))
-        build(initramfs, modules, options.shell or f"{sys.executable} tests/hardware/guest_test.py")
+        build(initramfs, modules, options.shell or f"{sys.executable} tests/hardware/inside.py")
     machine = Machine(kernel, initramfs, options.timeout, options.memory)
     if options.shell:
         machine.boot()

@@ -1,6 +1,6 @@
 """What stands still: a command with a time limit, and if that passes, what each of its processes waits for.
 
-Used inside the emulated machine (guest_test.py), by the interpreter there alone.
+Used inside the emulated machine (inside.py), by the interpreter there alone.
 """
 
 from __future__ import annotations
