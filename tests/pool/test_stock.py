@@ -470,7 +470,8 @@ def test_of_many_cells_the_later_ones_have_one_that_ran_ahead() -> None:
     pool.teardown()
 
 
-def test_some_have_run_ahead_and_get_jobs_first_and_others_take_their_place() -> None:
+def twenty_idle() -> tuple[Pool, FakeCell, Group]:
+    """All in one cell."""
     pool = ready(26)
     pool.aimed.target = 20
     pool.stock.soon(pool.aimed)
@@ -478,6 +479,11 @@ def test_some_have_run_ahead_and_get_jobs_first_and_others_take_their_place() ->
         pool.step(0.0)
         pool.get_warm(99)
     ((native, group),) = pool.cells
+    return pool, native, group
+
+
+def test_some_have_run_ahead_and_get_jobs_first_and_others_take_their_place() -> None:
+    pool, native, group = twenty_idle()
     assert pool.stock.count["idle"] == 20 and sum(native.soon.values()) == CELL_VMS // SOON_PART == 2
     assert sum(native.later.values()) == 18
     for left in (1, 0, 0):
@@ -495,13 +501,7 @@ def test_some_have_run_ahead_and_get_jobs_first_and_others_take_their_place() ->
 
 
 def test_in_the_place_of_one_that_ran_ahead_and_dies_idle_another_is_waked() -> None:
-    pool = ready(26)
-    pool.aimed.target = 20
-    pool.stock.soon(pool.aimed)
-    for _ in range(20):
-        pool.step(0.0)
-        pool.get_warm(99)
-    ((native, group),) = pool.cells
+    pool, native, group = twenty_idle()
     first, second = [vm for vm in group.idle() if vm.soon]
     group.target -= 1  # no other is made
     native.exit(first.number, "killed")

@@ -1,18 +1,10 @@
 /* On the harness only: calls of the core half with arguments by chance. The program may get any error; the shim must neither fault nor
  * panic, and what the program owns (its image, stack, a page of its own) stays as it was. */
 #include "check.h"
+#include "chance.h"
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-
-static uint32_t state;
-static uint32_t rnd(uint32_t n)
-{
-    state ^= state << 13;
-    state ^= state >> 17;
-    state ^= state << 5;
-    return state % n;
-}
 
 static char *arena, *own;
 #define ARENA (64ul << 20)

@@ -4,6 +4,7 @@
  * Places are pages of an arena at a fixed address, so that the lines are alike; what moves out of it is "away". Of what is not mapped only
  * that is looked at: a guest's memory can be touched after munmap() (docs/internals.md). */
 #include "check.h"
+#include "chance.h"
 #include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -14,15 +15,6 @@
 #define PAGES 48                     /* of the arena */
 #define FILE_PAGES 6
 #define ARENA ((uint8_t *)0x200000000)
-
-static uint32_t state;
-static uint32_t rnd(uint32_t n)
-{
-    state ^= state << 13;
-    state ^= state >> 17;
-    state ^= state << 5;
-    return state % n;
-}
 
 static char out[1 << 16];
 static size_t used;

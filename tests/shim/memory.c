@@ -1,5 +1,6 @@
 /* Memory calls against a model: random maps, unmaps, protections, moves; content and rights of every page are checked. */
 #include "check.h"
+#include "chance.h"
 #include <setjmp.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -32,15 +33,6 @@ static int can_write(volatile uint8_t *p)
         return 0;
     *p = *p;
     return 1;
-}
-
-static uint32_t state = 12345;
-static uint32_t rnd(uint32_t n)
-{
-    state ^= state << 13;
-    state ^= state >> 17;
-    state ^= state << 5;
-    return state % n;
 }
 
 static void fill(size_t page, uint8_t value)
