@@ -167,22 +167,28 @@ int64_t tmpfs_read(struct vfs *vfs, struct tnode *n, uint64_t gva, uint64_t len,
     return got < 0 ? -errno : got;
 }
 
-int64_t tmpfs_write(struct vfs *vfs, struct tnode *n, uint64_t gva, uint64_t len, uint64_t offset)
+/* Makes room for `len` bytes there, or for as many as the file may have. -> how many */
+static int64_t room_at(struct tmpfs *fs, struct tnode *n, uint64_t len, uint64_t offset)
 {
-    struct tmpfs *fs = vfs->tmpfs;
     uint64_t max = size_max(fs, n);
-    int64_t done;
-    if (!len)
-        return 0;
     if (offset >= max)
         return offset >= INT64_MAX - VFS_IO_MAX ? -EFBIG : -ENOSPC;
     if (len > max - offset)
         len = max - offset;
     int r = storage(fs, n, offset + len);
-    if (r < 0)
-        return r;
+    return r < 0 ? r : (int64_t)len;
+}
+
+int64_t tmpfs_write(struct vfs *vfs, struct tnode *n, uint64_t gva, uint64_t len, uint64_t offset)
+{
+    struct tmpfs *fs = vfs->tmpfs;
+    if (!len)
+        return 0;
+    int64_t done = room_at(fs, n, len, offset);
+    if (done < 0)
+        return done;
+    len = (uint64_t)done;
     if (n->fd < 0) {
-        done = (int64_t)len;
         if (guest_read(vfs->vm, n->heap + offset, gva, len)) {       /* memory ends somewhere: up to there */
             uint64_t got = 0, piece;
             for (; got < len; got += piece) {
@@ -228,14 +234,10 @@ int64_t tmpfs_get(struct tnode *n, void *out, uint64_t len, uint64_t offset)
 
 int64_t tmpfs_put(struct tmpfs *fs, struct tnode *n, const void *data, uint64_t len, uint64_t offset)
 {
-    uint64_t max = size_max(fs, n);
-    if (offset >= max)
-        return offset >= INT64_MAX - VFS_IO_MAX ? -EFBIG : -ENOSPC;
-    if (len > max - offset)
-        len = max - offset;
-    int r = storage(fs, n, offset + len);
-    if (r < 0)
-        return r;
+    int64_t room = room_at(fs, n, len, offset);
+    if (room < 0)
+        return room;
+    len = (uint64_t)room;
     if (n->fd < 0)
         memcpy(n->heap + offset, data, len);
     ssize_t done = n->fd < 0 ? (ssize_t)len : pwrite(n->fd, data, len, (off_t)offset);
