@@ -77,8 +77,8 @@ int socket_number(const struct place *p, int fd, const struct stat *st)
     return (int)(h & 0x1fffffff) | (p->kind == BACK_TMP ? 0x20000000 : 0x40000000);
 }
 
-/* A file, or the name of a socket or, in private directories, of a pipe, which cannot be opened. A socket's on the host is an empty file with the sticky
- * bit: stat() knows it by that. */
+/* A file, or the name of a socket or, in private directories, of a pipe, which opens only as openops.c says. A socket's on the host is an empty file
+ * with the sticky bit: stat() knows it by that. */
 static int64_t op_mknod(struct vfs *vfs, const uint64_t a[6])
 {
     struct place p, dir;
