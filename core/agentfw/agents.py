@@ -43,8 +43,8 @@ class ExitReport:
 
 
 def status_of(kind: str, code: int, signal: int) -> int:
-    """The exit status that an end amounts to (docs/cli.md): the program's own; 128+n: a signal ended it; 137: killed by us, as by
-    SIGKILL; 124: time-out; 125: our fault."""
+    """The exit status that an end amounts to (docs/reference/exit-codes.md): the program's own; 128+n: a signal ended it; 137:
+    killed by us, as by SIGKILL; 124: time-out; 125: our fault."""
     if kind == "code":
         return code
     if kind == "signal":

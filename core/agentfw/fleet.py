@@ -79,7 +79,7 @@ class Result:
 
     @property
     def status(self) -> int:
-        """What `agentfw run` exits with for it (docs/cli.md)."""
+        """What `agentfw run` exits with for it (docs/reference/cli.md)."""
         return exit_status(self.report)
 
 

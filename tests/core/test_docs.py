@@ -1,4 +1,4 @@
-"""docs/plugins.md and docs/configuration.md say what is there: hooks with their signatures, keys, and examples that run."""
+"""docs/plugins.md and reference/configuration.md say what is there: hooks with their signatures, keys, and examples that run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .support import async_test, running
 
 DOCS = Path(__file__).parents[2] / "docs"
 PLUGINS = (DOCS / "plugins.md").read_text()
-CONFIGURATION = (DOCS / "configuration.md").read_text()
+CONFIGURATION = (DOCS / "reference/configuration.md").read_text()
 HOOKS = [value for value in vars(hookspecs).values() if hasattr(value, "agentfw_spec")]
 
 
@@ -146,7 +146,7 @@ def rows(text: str, column: int) -> set[str]:
 
 
 def counters(section: str) -> set[str]:
-    return rows(re.split(r"\n## ", (DOCS / "counters.md").read_text().split(f"\n## {section}\n")[1])[0], 1)
+    return rows(re.split(r"\n## ", (DOCS / "reference/counters.md").read_text().split(f"\n## {section}\n")[1])[0], 1)
 
 
 def test_the_counters_of_the_core_are_documented() -> None:

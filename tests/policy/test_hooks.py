@@ -85,7 +85,7 @@ async def test_it_can_deny_what_the_policy_allows() -> None:
 
 @async_test
 async def test_the_example_in_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (Path(__file__).parents[2] / "docs/configuration.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/reference/configuration.md").read_text()
     example = re.findall(r"```python\n(.*?)```", text.split("### Python on top")[1], re.DOTALL)[0]
     (tmp_path / "my_rules.py").write_text(example.replace("datetime.date.today().weekday()", "4"))
     (tmp_path / "agentfw.toml").write_text('[policy]\nallow = ["deploy.example", "a.example"]\n')

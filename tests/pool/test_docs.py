@@ -1,4 +1,4 @@
-"""docs/api.md: its calls work, its tables have what there is."""
+"""docs/reference/api.md: its calls work, its tables have what there is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.core.support import async_test
 
 from .support import served
 
-TEXT = (Path(__file__).parents[2] / "docs/api.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs/reference/api.md").read_text()
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")

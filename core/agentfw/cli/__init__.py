@@ -216,7 +216,7 @@ def hint_for(error: AgentfwError) -> str:
     if isinstance(error, HookError) and error.__cause__ is not None:
         return _where(error.__cause__)
     if isinstance(error, ConfigError) and error.file:
-        return "see docs/configuration.md for what the file may hold"
+        return "see docs/reference/configuration.md for what the file may hold"
     return ""
 
 

@@ -1,4 +1,5 @@
-"""The control API: a pool's backend over HTTP/1.1, on a Unix socket and, with a token, on TCP. docs/api.md is for its users.
+"""The control API: a pool's backend over HTTP/1.1, on a Unix socket and, with a token, on TCP. Its users read
+docs/reference/api.md.
 
 A request costs a connection and a bounded buffer. A client that goes away ends its handler; one that reads slowly holds up its
 own stream only; what takes longer than `wire.LONGEST_WAIT` is asked for again.
@@ -170,7 +171,7 @@ class ApiServer:
                 )
             except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
                 code = "bad_job" if route.body is Job else "bad_request"
-                hint = "see docs/api.md, or GET /v1/openapi.json"
+                hint = "see docs/reference/api.md, or GET /v1/openapi.json"
                 raise PoolError(code, f"the request's body: {in_words(error)}", hint) from None
             del data
             return await method(body=body, **arguments)
@@ -375,7 +376,7 @@ def _query(request: web.Request, kind: type[msgspec.Struct] | None) -> msgspec.S
     try:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise PoolError("bad_request", f"the request's parameters: {in_words(error)}", "see docs/api.md") from None
+        raise PoolError("bad_request", f"the request's parameters: {in_words(error)}", "see docs/reference/api.md") from None
 
 
 def _error(error: PoolError) -> web.Response:

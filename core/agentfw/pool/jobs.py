@@ -197,7 +197,7 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def status(self) -> int:
-        """As `agentfw run` exits (docs/cli.md): the program's own; 128+n: signal; 124: time-out; 125: ours; 137: killed."""
+        """As `agentfw run` exits: the program's own; 128+n: signal; 124: time-out; 125: ours; 137: killed."""
         return status_of(self.kind, self.code, self.signal)
 
     @staticmethod

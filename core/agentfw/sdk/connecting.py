@@ -1,4 +1,4 @@
-"""Which pool `connect()` means: as the commands find it (docs/cli.md)."""
+"""Which pool `connect()` means: as the commands find it (docs/reference/cli.md)."""
 
 from __future__ import annotations
 
