@@ -35,7 +35,7 @@ from .reports import AuditEvent, Table
 from .upstream import TlsRequest, Upstream
 
 if TYPE_CHECKING:
-    from .pool.authority import PoolLink
+    from .pool.authority import PoolLink, RouterLink
 
 MAX_ADDRESSES = 16
 """Addresses of a name that are tried at most."""
@@ -65,8 +65,9 @@ class Runtime:
         self.plugins = plugins
         self.config = config
         self.counters: Counter[str] = Counter()
-        self.pool: PoolLink | None = None
-        """In a worker of a pool: the way to the router's plugins. Set before `start()`."""
+        self.pool: PoolLink | RouterLink | None = None
+        """In a worker of a pool: the way to the router's plugins; in its router: to the workers'. `role` says which. Set before
+        `start()`."""
         self.udp_peers: Counter[str] = Counter()
         """By agent's id: peers that its UDP sockets are connected to."""
         self.interceptor = Interceptor()

@@ -213,6 +213,8 @@ def test_how_long_a_token_is_good_for(told: Any, seconds: float) -> None:
 class _Pool:
     """A worker's way to the plugin in its router."""
 
+    role = "worker"
+
     def __init__(self, router: Plugin) -> None:
         self.router = router
         self.gone = False

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from agentfw.pool.jobs import Job, JobInfo, JobResult, Output, PoolError, PoolInfo, State, Usage, WorkerInfo
@@ -232,6 +233,11 @@ class FakeBackend:
                     )
                     found[run.info.id] = Usage(cpu_seconds=(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
         return found
+
+    async def plugin(self, plugin: str, what: str, query: Mapping[str, str] | None = None, *, local: bool = True) -> Any:
+        if plugin != "fake":
+            raise PoolError("not_found", f"no plugin `{plugin}`")
+        return {"what": what, "query": dict(query or {}), "local": local}
 
     async def drain(self) -> None:
         self.draining = True

@@ -131,7 +131,7 @@ class Engine:
                     text = json.dumps([found.rcode, *(list(pair) for pair in found.found)])
                     await write(1, text.encode() + b"\n")
                 case "ask":
-                    assert self.runtime.pool is not None
+                    assert self.runtime.pool is not None and self.runtime.pool.role == "worker"
                     await write(1, await self.runtime.pool.ask(how[0], how[1].encode()))
                 case "agent":
                     await write(1, agent.id.encode())

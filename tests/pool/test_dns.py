@@ -67,6 +67,8 @@ async def test_a_router_without_the_plugin_says_so() -> None:
 class Pool:
     """A router's plugin and workers' plugins, with one clock."""
 
+    role = "worker"
+
     def __init__(self, server: MockDNS, workers: int = 2, **config: Any) -> None:
         self.now = 1000.0
         self.gone = False

@@ -93,6 +93,8 @@ async def test_answers_are_as_described(tmp_path: Path) -> None:
             ("describe", "/v1/pool", b""),
             ("metrics", "/v1/metrics", b""),
             ("usage", "/v1/usage", b""),
+            ("plugin", "/v1/plugins/fake/state?since=7", b""),
+            ("plugin", "/v1/plugins/nobody/state", b""),
             ("reload", "/v1/pool/reload", b""),
             ("stop", "/v1/pool/stop", b'{"seconds": 1}'),
             ("openapi", "/v1/openapi.json", b""),

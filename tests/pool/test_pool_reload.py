@@ -46,11 +46,11 @@ class Plugin:
         self.runtime = runtime
 
     def reconfigure(self, config):
-        if config.worker_refuses and self.runtime.pool is not None:
+        if config.worker_refuses and self.runtime.pool is not None and self.runtime.pool.role == "worker":
             raise ConfigError("worker_refuses", "not in a worker")
         def commit():
             self.config = config
-            if config.worker_breaks and self.runtime.pool is not None:
+            if config.worker_breaks and self.runtime.pool is not None and self.runtime.pool.role == "worker":
                 raise RuntimeError("amid it")
         return commit
 

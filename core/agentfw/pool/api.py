@@ -12,7 +12,7 @@ import contextlib
 import logging
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -139,12 +139,13 @@ class ApiServer:
             arguments: dict[str, Any] = {}
             if "id" in request.match_info:
                 arguments["job_id"] = _job_id(request.match_info["id"])
-            query = _query(request, route.query)
-            if query is not None:
+            if route.free_query:
+                arguments["query"] = _free_query(request)
+            elif (query := _query(request, route.query)) is not None:
                 arguments["query"] = query
             if request.headers.get("Content-Encoding", "identity") != "identity":
                 raise PoolError("bad_request", "compressed bodies are not taken")
-            if route.body is bytes or route.lines:
+            if route.body is bytes or route.lines or route.free_query:
                 found = await method(request, **arguments)
             elif route.body is not None:
                 found = await self._with_body(request, route, method, arguments)
@@ -277,6 +278,18 @@ class ApiServer:
     async def _do_usage(self) -> UsageList:
         return UsageList(usage=await self.backend.usage())
 
+    async def _do_plugin(self, request: web.Request, query: Mapping[str, str]) -> web.Response:
+        plugin, what = request.match_info["plugin"], request.match_info["what"]
+        assert isinstance(request.protocol, Connection)
+        local = request.protocol.listener.token is None
+        found = await self.backend.plugin(plugin, what, query, local=local)
+        try:
+            body = msgspec.json.encode(found)
+        except Exception as error:
+            log.exception("what plugin `%s` told of `%s` cannot be encoded", plugin, what)
+            raise PoolError("internal", f"plugin `{plugin}` failed in answer_api(): {type(error).__name__}") from None
+        return web.Response(body=body, content_type="application/json")
+
     async def _do_drain(self, query: WaitQuery) -> Drained:
         if self._drain is None or self._drain.done():  # the client may go, the pool drains on
             self._drain = asyncio.get_running_loop().create_task(self._drained())
@@ -359,6 +372,15 @@ def _job_id(text: str) -> str:
     if not _ID.match(text):
         raise PoolError("no_such_job", "no such job: that is no id")
     return text
+
+
+def _free_query(request: web.Request) -> Mapping[str, str]:
+    found: dict[str, str] = {}
+    for name, value in request.query.items():
+        if name in found:
+            raise PoolError("bad_request", f"parameter `{name}` twice")
+        found[name] = value
+    return found
 
 
 def _query(request: web.Request, kind: type[msgspec.Struct] | None) -> msgspec.Struct | None:

@@ -1,7 +1,15 @@
-"""State of plugins that is one for the whole pool: a worker's plugin asks the plugin of the same name in the router.
+"""A pool's plugins talk: a worker's with that of the same name in the router, the router's with those in all workers, and clients
+of the control API with the router's.
 
-    answer = await runtime.pool.ask("dns", body)      # in a worker; runtime.pool is None elsewhere
-    async def answer_pool(self, body: bytes) -> bytes # of the plugin, called in the router
+    answer = await runtime.pool.ask("dns", body)           # in a worker: runtime.pool is a PoolLink
+    async def answer_pool(self, body: bytes) -> bytes      # of the plugin, called in the router
+
+    answers = await runtime.pool.ask_workers("mine", body) # in the router: runtime.pool is a RouterLink
+    async def answer_router(self, body: bytes) -> bytes    # of the plugin, called in each worker
+
+    GET /v1/plugins/mine/state?since=7
+    async def answer_api(self, what: str, query: Mapping[str, str]) -> Any  # of the plugin, called in the router
+    api_local = frozenset({"token"})                       # optional: what is told over the Unix socket only
 
 A plugin is both ends, so what the bodies are is its own business; it treats what comes in as any input.
 """
@@ -10,23 +18,39 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import AgentfwError
 from ..plugins import PluginManager
+from ..texts import shown
 from .jobs import PoolError
 from .link import Channel
-from .messages import Ask, Body
+from .messages import Ask, Body, Query
+
+if TYPE_CHECKING:
+    from .backend import Backend
+    from .workers import Worker
 
 ASK_SECONDS = 60.0
 """For an answer: more than a plugin's own time limits."""
 MAX_BODY = 1 << 20
-"""Bytes of a question, and of an answer."""
+"""Bytes of a question, and of the router's answer to a worker."""
+QUERY_SECONDS = 2.0
+"""For a worker's answer to the router, unless it is asked otherwise."""
+MAX_QUERY_SECONDS = 60.0
+MAX_ANSWER = 8 << 20
+"""Bytes of a worker's answer to the router."""
+API_SECONDS = 30.0
+"""For an answer to a client of the control API."""
 
 log = logging.getLogger("agentfw.pool")
 
 
 class PoolLink:
     """A worker's way to the router's plugins (`Runtime.pool`)."""
+
+    role: Literal["worker"] = "worker"
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -39,21 +63,100 @@ class PoolLink:
         return (await self._channel.ask(Ask(plugin, body), Body, ASK_SECONDS)).data
 
 
-async def answer(plugins: PluginManager, question: Ask) -> Body:
-    """In the router. PoolError."""
-    method = getattr(plugins.get(question.plugin), "answer_pool", None)
-    if method is None:
-        raise PoolError("unsupported", f"plugin `{question.plugin[:64]}` answers no questions of the pool's")
+class RouterLink:
+    """The router's way to the plugins of all workers (`Runtime.pool` there), and to the pool itself.
+
+    In a pool with one engine in its own process (`local`) the worker's plugin is the router's: it asks itself.
+    """
+
+    role: Literal["router"] = "router"
+
+    def __init__(self, backend: Backend, workers: Callable[[], Sequence[Worker]]) -> None:
+        self.backend = backend
+        """Jobs, output, usage, counters: of the whole pool."""
+        self._workers = workers
+
+    @property
+    def workers(self) -> int:
+        """How many there should be."""
+        return len(self._workers())
+
+    async def ask(self, plugin: str, body: bytes) -> bytes:
+        """PoolError "unsupported", always: it is workers that ask the router."""
+        raise PoolError("unsupported", "this is the pool's router: nobody is above it")
+
+    async def ask_workers(self, plugin: str, body: bytes, seconds: float = QUERY_SECONDS) -> dict[int, bytes]:
+        """-> by worker's number, what `answer_router()` of this plugin returned there. Workers that fail, are late, are being
+        replaced or say too much (MAX_ANSWER) are missing. ValueError: the question is larger than MAX_BODY."""
+        if len(body) > MAX_BODY:
+            raise ValueError(f"a question of {len(body)} bytes (at most {MAX_BODY})")
+        asked = [worker for worker in self._workers() if worker.channel is not None and worker.state in ("ready", "draining")]
+        query = Query(plugin, body, min(seconds, MAX_QUERY_SECONDS))
+        answers = await asyncio.gather(*(_ask(worker, query) for worker in asked))
+        return {worker.number: answer for worker, answer in zip(asked, answers, strict=True) if answer is not None}
+
+
+async def _ask(worker: Worker, query: Query) -> bytes | None:
+    channel = worker.channel
     try:
-        async with asyncio.timeout(ASK_SECONDS):
-            data = await method(question.body)
+        data = (await channel.ask(query, Body, query.seconds)).data if channel is not None else None
+    except AgentfwError as error:
+        log.debug("worker %d did not answer plugin `%s`: %s", worker.number, query.plugin, error)
+        return None
+    except Exception:
+        log.exception("worker %d could not be asked for plugin `%s`", worker.number, query.plugin)
+        return None
+    if data is not None and len(data) > MAX_ANSWER:
+        log.warning("worker %d answered plugin `%s` with %d bytes: dropped", worker.number, query.plugin, len(data))
+        return None
+    return data
+
+
+async def answer(plugins: PluginManager, question: Ask) -> Body:
+    """In the router: a worker's question. PoolError."""
+    return await _bytes_of(plugins, question, "answer_pool", ASK_SECONDS, MAX_BODY)
+
+
+async def answer_query(plugins: PluginManager, question: Query) -> Body:
+    """In a worker: the router's question. PoolError."""
+    return await _bytes_of(plugins, question, "answer_router", min(question.seconds, MAX_QUERY_SECONDS), MAX_ANSWER)
+
+
+async def answer_api(plugins: PluginManager, plugin: str, what: str, query: Mapping[str, str], local: bool) -> Any:
+    """In the router: a question of a client of the control API; `local`: over the Unix socket. PoolError: "not_found" if there is
+    no such plugin, or it tells no such thing; "forbidden" if it is not for this client."""
+    found = plugins.get(plugin)
+    method = getattr(found, "answer_api", None)
+    if found is None or method is None:
+        why = "there is no such plugin" if found is None else "it tells clients nothing"
+        able = ", ".join(f"`{name}`" for name in plugins.names if hasattr(plugins.get(name), "answer_api"))
+        raise PoolError("not_found", f"plugin `{shown(plugin, 64)}`: {why} in this pool", f"those that do: {able or 'none'}")
+    if not local and what in getattr(found, "api_local", ()):
+        raise PoolError("forbidden", f"`{shown(what, 64)}` of plugin `{plugin}` is told over the pool's Unix socket only")
+    return await _called(plugin, "answer_api", lambda: method(what, query), API_SECONDS)
+
+
+async def _bytes_of(plugins: PluginManager, question: Ask | Query, name: str, seconds: float, most: int) -> Body:
+    method = getattr(plugins.get(question.plugin), name, None)
+    if method is None:
+        raise PoolError("unsupported", f"plugin `{shown(question.plugin, 64)}` answers no questions of the pool's")
+    data = await _called(question.plugin, name, lambda: method(question.body), seconds)
+    if not isinstance(data, bytes):
+        raise PoolError("internal", f"plugin `{question.plugin}` returned no answer: {type(data).__name__}")
+    if len(data) > most:
+        raise PoolError("internal", f"plugin `{question.plugin}` returned no answer: {len(data)} bytes (at most {most})")
+    return Body(data)
+
+
+async def _called(plugin: str, name: str, method: Callable[[], Any], seconds: float) -> Any:
+    """What comes of it. PoolError, or another error of agentfw's that it raised."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await method()
     except AgentfwError:
         raise
     except TimeoutError:
-        raise PoolError("internal", f"plugin `{question.plugin}` took more than {ASK_SECONDS:g} s for a question") from None
+        raise PoolError("internal", f"plugin `{plugin}` took more than {seconds:g} s for a question") from None
     except Exception as error:
-        log.exception("plugin `%s` failed in answer_pool()", question.plugin)
-        raise PoolError("internal", f"plugin `{question.plugin}` failed in answer_pool(): {type(error).__name__}") from None
-    if not isinstance(data, bytes) or len(data) > MAX_BODY:
-        raise PoolError("internal", f"plugin `{question.plugin}` returned no answer: {type(data).__name__}")
-    return Body(data)
+        log.exception("plugin `%s` failed in %s()", plugin, name)
+        raise PoolError("internal", f"plugin `{plugin}` failed in {name}(): {type(error).__name__}") from None

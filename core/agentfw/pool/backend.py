@@ -6,7 +6,7 @@ The SDK, the CLI and the HTTP server know this protocol only.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from .jobs import Job, JobInfo, Output, PoolInfo, State, Usage
 
@@ -46,6 +46,10 @@ class Backend(Protocol):
 
     async def usage(self) -> dict[str, Usage]:
         """What the jobs that run have used so far, by id. Those of a worker that does not answer are missing."""
+
+    async def plugin(self, plugin: str, what: str, query: Mapping[str, str] | None = None, *, local: bool = True) -> Any:
+        """What a plugin tells of `what`: something that msgspec can encode (over HTTP: its JSON, decoded). `local` False: whoever
+        asks may not be told what is for this machine's user only. PoolError "not_found", "forbidden"."""
 
     async def drain(self) -> None:
         """Take no more jobs; returns when the last has ended."""

@@ -175,6 +175,14 @@ class HttpBackend:
     async def usage(self) -> dict[str, Usage]:
         return (await self._call("GET", "/v1/usage", UsageList)).usage
 
+    async def plugin(
+        self, plugin: str, what: str, query: Mapping[str, str] | None = None, *, local: bool = True, kind: Any = Any
+    ) -> Any:
+        """-> decoded as `kind`, a type that msgspec knows (`agentfw.views.Overview`). The pool knows by the connection who asks:
+        `local` changes nothing here. PoolError "not_found", "forbidden"."""
+        path = f"/v1/plugins/{_part(plugin, 'plugin')}/{_part(what, 'thing')}"
+        return await self._call("GET", path, kind, query=list((query or {}).items()))
+
     async def drain(self) -> None:
         while not (await self.drained(SLICE)).done:
             pass
@@ -314,6 +322,13 @@ def _path(job_id: str, what: str = "") -> str:
     if not job_id or job_id in (".", ".."):
         raise PoolError("no_such_job", f"no such job: {job_id!r}")
     return f"/v1/jobs/{quote(job_id, safe='')}" + (f"/{what}" if what else "")
+
+
+def _part(text: str, what: str) -> str:
+    """One part of a path, whatever is in it."""
+    if not text or text in (".", ".."):
+        raise PoolError("not_found", f"no such {what}: {text!r}")
+    return quote(text, safe="")
 
 
 def _base_url(text: str) -> str:

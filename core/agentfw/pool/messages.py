@@ -100,6 +100,14 @@ class Look(_Message, frozen=True):
     """Question; answered with Used."""
 
 
+class Query(_Message, frozen=True):
+    """Question of the router's plugin to a worker's; answered with Body. `seconds`: then nobody waits for it any more."""
+
+    plugin: str
+    body: bytes
+    seconds: float
+
+
 class Deal(_Message, frozen=True):
     """Question: what tenants' VMs may use of the CPU here, cores; those not named: as much as there is. Answered with Spent."""
 
@@ -198,5 +206,5 @@ class Body(msgspec.Struct, frozen=True, array_like=True):
     data: bytes
 
 
-ToWorker = Setup | Run | Signal | Stop | Feed | Fork | Ping | Statistics | Look | Deal | Check | Apply
+ToWorker = Setup | Run | Signal | Stop | Feed | Fork | Ping | Statistics | Look | Query | Deal | Check | Apply
 ToRouter = Ready | Failed | Started | Wrote | Ended | Ask

@@ -125,6 +125,7 @@ class Router:
         try:
             manager = load_plugins(self._plugins, self.config)
             runtime = Runtime(asyncio.get_running_loop(), manager, self.config)
+            runtime.pool = authority.RouterLink(self, lambda: self.workers)
             await runtime.start()
             self.runtime = runtime
             self._check_not_closed()
@@ -389,6 +390,12 @@ class Router:
             if isinstance(answer, Used):
                 found |= {worker.runs[run].id: usage for run, usage in answer.runs.items() if run in worker.runs}
         return found
+
+    async def plugin(self, plugin: str, what: str, query: Mapping[str, str] | None = None, *, local: bool = True) -> Any:
+        """What the router's plugin of this name tells of `what` (its `answer_api()`). `local`: whoever asks is this user."""
+        if self.runtime is None:
+            raise PoolError("unavailable", "the pool does not run")
+        return await authority.answer_api(self.runtime.plugins, plugin, what, query or {}, local)
 
     # -- the configuration
 

@@ -39,6 +39,8 @@ class Route:
     path: str
     summary: str
     query: type[msgspec.Struct] | None = None
+    free_query: bool = False
+    """Any parameters, each once."""
     body: type[Any] | None = None
     optional_body: bool = False
     answer: Any = None
@@ -68,6 +70,9 @@ ROUTES = (
     Route("describe", "GET", "/v1/pool", "The pool and its workers", answer=PoolInfo),
     Route("metrics", "GET", "/v1/metrics", "Counters and gauges", query=MetricsQuery, answer=Metrics),
     Route("usage", "GET", "/v1/usage", "What the jobs that run have used so far", answer=UsageList),
+    Route("plugin", "GET", "/v1/plugins/{plugin}/{what}",
+          "What a plugin tells; which things there are, and which parameters, is the plugin's", free_query=True, answer=Any,
+          errors=("not_found",)),
     Route("drain", "POST", "/v1/pool/drain", "Take no more jobs; answers when the last has ended, or after some seconds",
           query=WaitQuery, answer=Drained),
     Route("reload", "POST", "/v1/pool/reload", "Read the configuration again", answer=Reloaded, errors=("bad_config",)),
@@ -130,14 +135,17 @@ def _operation(route: Route, schema: dict[int, Any], parameters: dict[Any, Any])
             answer["content"]["text/plain"] = {"schema": {"type": "string"}}
     answers: dict[str, Any] = {str(route.status): answer}
     codes = {"unauthorized", "forbidden", "unavailable", "internal", *route.errors}
-    codes |= {"bad_request"} if route.query or route.body else set()
+    codes |= {"bad_request"} if route.query or route.free_query or route.body else set()
     for code in sorted(codes, key=lambda code: (STATUS[code], code)):
         row = answers.setdefault(str(STATUS[code]), {"description": "", "content": _error_content()})
         row["description"] += f"{' or ' if row['description'] else ''}`{code}`"
     found: dict[str, Any] = {"operationId": route.name, "summary": route.summary, "responses": answers}
     rows = list(parameters.get(route.query, []))
-    if "{id}" in route.path:
-        rows.insert(0, {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}})
+    for name in reversed(re.findall(r"{(\w+)}", route.path)):
+        rows.insert(0, {"name": name, "in": "path", "required": True, "schema": {"type": "string"}})
+    if route.free_query:
+        free = {"type": "object", "additionalProperties": {"type": "string"}}
+        rows.append({"name": "query", "in": "query", "required": False, "style": "form", "explode": True, "schema": free})
     if rows:
         found["parameters"] = rows
     if route.body is bytes:

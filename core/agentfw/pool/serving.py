@@ -16,7 +16,7 @@ from ..config import Config
 from ..errors import AgentfwError
 from ..plugins import load_plugins
 from ..runtime import Runtime
-from .authority import PoolLink
+from .authority import PoolLink, answer_query
 from .config import PoolConfig
 from .jobs import Job, JobResult, PoolError
 from .link import Channel
@@ -35,6 +35,7 @@ from .messages import (
     Look,
     Numbers,
     Ping,
+    Query,
     Ready,
     Run,
     Setup,
@@ -179,6 +180,8 @@ class Serving:
             return Numbers(self._numbers())
         if isinstance(message, Look):
             return Used(self._engine.usage())
+        if isinstance(message, Query):
+            return await answer_query(self._runtime.plugins, message)
         if isinstance(message, Deal):
             return Spent(self._engine.deal(message.parts))
         if isinstance(message, Check):

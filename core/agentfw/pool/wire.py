@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from .jobs import MAX_PAYLOAD, JobInfo, PoolError, PoolInfo, State, Tenant, Usage
 
-API_VERSION = "1.0"
+API_VERSION = "1.1"
 """Of the paths under /v1: the first number changes when a client must, the second when something is added."""
 VERSION_HEADER = "Agentfw-Api"
 

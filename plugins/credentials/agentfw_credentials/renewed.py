@@ -145,7 +145,7 @@ class Renewed(Source):
     async def _obtain(self) -> tuple[str, float]:
         """From the router, in a worker of a pool."""
         link = self._runtime.pool if self._runtime is not None else None
-        if link is not None:
+        if link is not None and link.role == "worker":
             known = self._value or ""
             answer = await shared.ask(link, self.name, known if self._doubted == known else "")
             if answer is not None and not answer.value:

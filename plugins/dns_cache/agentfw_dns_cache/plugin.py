@@ -405,7 +405,7 @@ class Plugin:
         try:
             async with slots, self._slots:
                 link = self._runtime.pool if self._runtime is not None else None
-                if link is not None:
+                if link is not None and link.role == "worker":
                     answer = await pool.ask(link, query, owner, renew)
                     if answer is not None:
                         self.counters["pool_asked"] += 1

@@ -141,7 +141,7 @@ class Plugin:
     def start(self, runtime: Runtime) -> None:
         self._warden.runtime = runtime
         self._clock = runtime.loop.time
-        if runtime.pool is not None:
+        if runtime.pool is not None and runtime.pool.role == "worker":
             self._sharing = pool.Sharing(runtime.pool)
 
     @hookimpl
