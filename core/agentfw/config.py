@@ -46,15 +46,18 @@ class RunConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     """Table [run]: defaults of the options of `agentfw run` (which go before). None: the command's own default."""
 
     plugins: tuple[str, ...] | None = None
+    """Names or files, in calling order. Left out: dns, tls, policy, credentials, native, and inspect and audit if there is a
+    table [inspect] or [audit]."""
     memory: str | None = None
-    """Limit of a VM, "512M", "2G"."""
+    """Limit of a VM, `"512M"`, `"2G"`; left out: 512M."""
     timeout: float | None = None
-    """Seconds."""
+    """Seconds an agent may run; left out: no limit."""
     mount: tuple[str, ...] = ()
-    """HOST:GUEST[:rw]"""
+    """What agents see besides: `"HOST:GUEST[:rw]"`."""
     env: dict[str, str] = {}
+    """Variables for the agents."""
     preload: tuple[str, ...] = ()
-    """Modules imported before the snapshot."""
+    """Modules imported before the snapshot is taken."""
 
     def __post_init__(self) -> None:
         check_variables(self.env, "env")

@@ -25,10 +25,11 @@ class PluginsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_
     """Table [plugins]."""
 
     limits: dict[str, float | dict[str, float]] = {}
-    """Seconds by hook; or by plugin, and there by hook."""
+    """Seconds that an awaitable hook may take before its operation fails closed: by hook (`resolve = 10`), or for one plugin
+    (`my_policy.allow = 2`). Left out: 30; `connect` 120, `start` 60, `stop` 10."""
     blocking: float = 0.1
-    """Seconds that a hook may hold up the loop (and so, all agents) before that is counted. The log names it, once, if it does so
-    for ten times as long, or for the third time, and in one call of ten."""
+    """Seconds that a hook may hold up the loop, and so all agents, by not waiting with `await`, before that is counted. The
+    log names it, once, if it does so for ten times as long, or for the third time and in one call of ten."""
 
 
 class Limits:

@@ -14,20 +14,24 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Table [audit]."""
 
     file: str
-    """Relative to agentfw.toml."""
+    """Where JSON lines go, relative to agentfw.toml; mode 0600, and nowhere that agents see."""
     events: tuple[Kind, ...] = ("events", "exchanges", "model_calls", "exits")
+    """What is written: `"events"` (refusals, failures of plugins, reloads, budgets), `"exchanges"` (HTTP requests), `"flows"`
+    (sockets), `"model_calls"` (needs `inspect`), `"exits"`."""
     queries: bool = False
-    """Targets with what is behind their `?`."""
+    """Targets with what is behind their `?`, where agents may have put secrets."""
     max_bytes: int = 64 << 20
+    """A file of that size is put away as `FILE.1`."""
     keep: int = 8
     """Full files kept besides: FILE.1 is the newest."""
     sync: Literal["no", "rotate", "always"] = "rotate"
-    """fsync(): leave it to the kernel; before a file is put away and at the end; after each batch of lines."""
+    """fsync(): `"no"`, `"rotate"` (before a file is put away, and at the end), `"always"` (after each batch of lines)."""
     buffer_bytes: int = 16 << 20
-    """Of lines that wait to be written; beyond that they are dropped."""
+    """Of lines that wait for the disk; beyond that they are dropped, and a line `{"event": "dropped", "lines": N}` tells."""
 
     agent_bytes_per_second: int = 64 << 10
-    """Of lines about one agent that it can cause as often as it likes; more are counted only."""
+    """Of lines about one agent, so that none pushes out what the log says of others, or of itself before; of more, a line
+    `dropped` with the agent's name tells how many. Ends, stops, budgets and reloads are always written."""
     agent_burst: int = 4 << 20
     """Such bytes at once."""
 

@@ -33,43 +33,57 @@ class DnsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     """Table [dns]. Times in seconds."""
 
     mode: Literal["cache", "synthetic"] = "cache"
-    """"synthetic": agents are told addresses that stand for names; see `synthetic`."""
+    """`"synthetic"`: agents are told addresses that only stand for names."""
     upstream: tuple[str, ...] | None = None
-    """Resolvers, "ADDRESS", "ADDRESS:PORT" or "[IPv6]:PORT"; default: those of the host's /etc/resolv.conf."""
+    """Resolvers, `"ADDRESS"`, `"ADDRESS:PORT"` or `"[IPv6]:PORT"`, asked in turn; left out: those of the host's
+    /etc/resolv.conf, and if there are none, the plugin `native`; `[]`: nobody is asked."""
     hosts: dict[str, str | tuple[str, ...]] = {}
-    """Names ("*.name": all below it) answered here, with these addresses, and asked of nobody."""
+    """Names answered here, each with an address or a list of them; `"*.name"` is every name below `name`. Also the reverse of
+    these addresses."""
     hosts_files: tuple[str, ...] = ()
-    """Files like /etc/hosts with more of them, relative to agentfw.toml."""
+    """Files like /etc/hosts with more such names, relative to agentfw.toml; `hosts` wins. Read again at each reload. At most
+    256 addresses a name; the reverse of an address is its first 16 names."""
     timeout: Seconds = 1.0
-    """Of the first try with each upstream; the second gets twice as much."""
+    """Seconds for the first try with each upstream; the second gets twice as much."""
     rounds: Annotated[int, msgspec.Meta(ge=1, le=5)] = 2
+    """How often all of them are tried."""
     entries: Names = 16_384
     """Size of the cache (a reply of more than 512 bytes counts as several)."""
     agent_entries: Names = 2048
-    """Of these, what names that only one agent asks for may take."""
+    """What names that only one agent asks for may take of it."""
     min_ttl: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 1
+    """Seconds to which TTLs are raised, also as told to agents."""
     max_ttl: Annotated[int, msgspec.Meta(ge=1, le=86_400)] = 3600
+    """Seconds to which TTLs are cut, also as told to agents."""
     negative_ttl: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 300
+    """Most seconds for "no such name or type"."""
     failure_ttl: Annotated[int, msgspec.Meta(ge=1, le=300)] = 5
+    """Seconds for a failure, which never replaces an answer."""
     prefetch: bool = True
+    """Renew answers in use shortly before they expire."""
     stale: bool = True
-    """Give an expired answer rather than none."""
+    """When upstreams fail, or take longer than `stale_wait`, give an answer that has expired, with TTL 30."""
     stale_wait: Seconds = 1.8
+    """Seconds."""
     stale_keep: Seconds = 3600.0
+    """Seconds that such an answer may have been expired for, at most."""
     agent_pending: Questions = 256
-    """Questions of one agent that wait for an upstream."""
+    """Questions of one agent that may wait for an upstream; 64 of them are asked at a time."""
     pending: Questions = 2048
+    """Questions of all agents that may wait for an upstream."""
     agent_rate: Annotated[float, msgspec.Meta(ge=0.001, le=1_000_000)] = 50.0
-    """Questions a second that one agent may send upstream, on average."""
+    """Questions a second that one agent may have sent upstream, on average."""
     agent_burst: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 500
+    """Such questions at once."""
     name_length: Annotated[int, msgspec.Meta(ge=1, le=253)] = 253
     """Longer names are refused: they carry data, not hosts."""
     synthetic_networks: tuple[str, ...] = ("198.18.0.0/15", "fd4c:8e1b:70a3::/64")
-    """One of each family at most; without one, names have no addresses of that kind."""
+    """Private networks that stand-ins come from, one IPv4 and one IPv6 at most; without one, names have no addresses of that
+    kind."""
     synthetic_names: Names = 32_768
-    """Names that stand-ins are given for at a time."""
+    """Names that have stand-ins at a time."""
     agent_names: Annotated[int, msgspec.Meta(ge=1, le=2048)] = 1024
-    """Of these, one agent's. The core remembers 4,096 addresses of an agent, and a name has two."""
+    """Those of one agent. The core remembers 4,096 addresses of an agent, and a name has two."""
 
     def __post_init__(self) -> None:
         servers(self.upstream or ())

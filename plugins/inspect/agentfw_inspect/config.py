@@ -16,40 +16,60 @@ class RouteConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     `path`: what the paths begin with, before the dialect's own end ("chat/completions")."""
 
     host: str
+    """`"name"`, `"name:port"`, `"*.name"`."""
     provider: Provider
+    """Whose dialect is spoken there."""
     path: str = "/"
+    """What paths begin with, before the dialect's own end ("chat/completions")."""
 
 
 class PriceConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """One [inspect.prices.PATTERN]: for a million tokens. Cache prices default to that of input."""
 
     input: float
+    """For tokens sent."""
     output: float = 0.0
+    """For tokens received; 0 for embeddings."""
     cache_read: float | None = None
+    """For tokens that the provider's cache gave; left out: as `input`."""
     cache_write: float | None = None
+    """For tokens that the provider's cache took; left out: as `input`."""
 
 
 class BudgetConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """One [[inspect.budget]]. `per`: "agent", "run", or "label:NAME" (each value has its own); `labels`: of these agents only."""
 
     per: str = "agent"
+    """Whose it is: `"agent"` (each has its own), `"run"` (all agents together), `"label:NAME"` (all agents with the same
+    value of that label)."""
     labels: dict[str, str] = {}
+    """Only of agents with these labels."""
     calls: int | None = None
+    """Calls of models. One limit at least must be given."""
     input_tokens: int | None = None
+    """Tokens sent."""
     output_tokens: int | None = None
+    """Tokens received."""
     tokens: int | None = None
+    """Both together."""
     cost: float | None = None
+    """In the currency of the prices."""
     stop: bool = False
-    """End an agent that makes a further call."""
+    """An agent that makes a further call is ended (status 137), and stderr says why."""
 
 
 class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Table [inspect]."""
 
     route: tuple[RouteConfig, ...] = ()
+    """Hosts, besides the providers' own, where models are called."""
     prices: dict[str, PriceConfig] = {}
+    """By the model's name, `*` for anything in it; case does not count, the longest that fits wins. There are no built-in
+    prices."""
     currency: str = "USD"
+    """What they are in."""
     budget: tuple[BudgetConfig, ...] = ()
+    """What agents may use."""
 
     def __post_init__(self) -> None:
         if not self.currency.isprintable() or not 0 < len(self.currency) <= 8:

@@ -46,17 +46,19 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Table [native]."""
 
     resolve: bool = True
-    """Resolve names with the host's getaddrinfo() when no other plugin has."""
+    """Give names to the host's getaddrinfo() when no other plugin answered."""
     ttl: Annotated[int, msgspec.Meta(ge=0, le=86_400)] = 30
     """Seconds that an agent may keep such an answer: getaddrinfo() does not tell the real one."""
     connect_timeout: Seconds = 30.0
+    """Seconds that a connect() may take."""
     agent_connections: Count = 256
     """Open TCP connections of one agent."""
     agent_datagram_sockets: Count = 256
-    """UDP peers of one agent."""
+    """UDP peers that one agent's sockets talk to."""
     idle_connections: Count = 8
-    """Plain HTTP connections kept open without use, for one agent."""
+    """Plain HTTP connections kept open for one agent's next request; 0: none."""
     idle_timeout: Seconds = 30.0
+    """Seconds that they are kept."""
 
 
 class _Lookups:

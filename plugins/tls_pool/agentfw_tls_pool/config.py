@@ -36,43 +36,54 @@ class TlsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     system_ca: bool = True
     """Trust the system's authorities and certifi's."""
     agent_ca: bool = False
-    """Let agents talk to servers that only authorities of their own vouch for (never on shared hosts, never with credentials)."""
+    """Agents may talk to servers that only authorities which they loaded themselves vouch for; not on shared hosts, and no
+    credentials are set there."""
     client_certificate: tuple[ClientCertificateConfig, ...] = ()
+    """What is shown to servers that ask who we are."""
     min_version: Literal["1.2", "1.3"] = "1.2"
+    """The oldest version of TLS that is spoken."""
     shared: tuple[str, ...] = ()
-    """Hosts ("api.openai.com", "api.example.com:8443") whose connections serve one agent after the other: those that tell agents
-    apart by what each request carries, as model APIs do, and that can be trusted to answer in order: bytes that come before a
-    request is out are caught, bytes that come after it are taken for its answer. All others: a connection is one agent's own."""
+    """Hosts, `"name"` or `"name:port"`, whose connections serve one agent after the other. For hosts that tell agents apart
+    by what each request carries, as model APIs do, and can be trusted to answer in order: bytes that come before a request is out
+    are caught, bytes that come after it are taken for its answer. All others: a connection is one agent's own."""
     separate_by: tuple[str, ...] = ("tenant", "policy")
     """Agents that differ in one of these labels never share a connection."""
     preconnect: tuple[str, ...] = ()
-    """Shared hosts to open connections to before anyone asks."""
+    """Shared hosts to which connections are opened before anyone asks, and kept; after failures they are tried again after
+    0.5 s to 60 s."""
     preconnect_count: Positive = 2
-    """For each of them."""
+    """So many for each of them."""
     retry_post: tuple[str, ...] = ()
-    """Hosts where a POST may be sent a second time, too, if a reused connection turned out to be closed before any answer."""
+    """Hosts where a POST, too, may be sent a second time, if a reused connection turned out to be closed before any answer."""
     max_connections: Positive = 1024
+    """Open to one destination."""
     max_pending: Positive = 1024
-    """Requests waiting for a connection."""
+    """Requests that may wait for one."""
     max_requests: Positive = 1024
-    """At once; more wait."""
+    """Requests at once; more wait."""
     max_retries: Count = 3
-    """At once."""
+    """Second attempts at once."""
     max_opening: Positive = 4
-    """Handshakes at a time."""
+    """Handshakes with one destination at a time."""
     patience: SecondsOrNone = 0.05
-    """From the fifth connection on, open another only if waiting for those in use would take longer, as calls took so far."""
+    """Seconds: from the fifth connection to a destination on, another one is opened only if waiting for those in use would
+    take longer, as calls took so far."""
     max_idle: Positive = 256
+    """Connections of a destination kept open without use."""
     max_requests_per_connection: Positive = 1024
+    """After so many requests a connection is replaced."""
     max_age: Seconds = 900.0
+    """After so many seconds a connection is replaced."""
     idle_timeout: Seconds = 45.0
-    """Below what servers have (60 s and more)."""
+    """Seconds that a connection is kept without use; stay below the servers' time-outs (60 s and more)."""
     dns_drain: SecondsOrNone = 60.0
-    """A connection to an address that the name has not had for so long is not used again."""
+    """Seconds: a connection to an address that the name has not had for so long is replaced."""
     agent_connections: Positive = 256
-    """Of one agent, over all destinations, places in queues included."""
+    """One agent's, to all destinations, places in queues included."""
     connect_timeout: Seconds = 15.0
+    """Seconds that a connection and its handshake may take."""
     queue_timeout: Seconds = 60.0
+    """Seconds that a request may wait for a connection."""
 
     def __post_init__(self) -> None:
         for field, hosts in (("shared", self.shared), ("preconnect", self.preconnect), ("retry_post", self.retry_post)):
