@@ -25,6 +25,8 @@ from agentfw_vmm.trace import Copy, Event, Tracer
 from agentfw_vmm.trace_forms import View
 from agentfw_vmm.trace_text import siginfo
 
+from .texts import shown_lines
+
 STRING = 32
 """Bytes of a string that are shown, as with strace."""
 STRING_MAX = 1024
@@ -118,7 +120,7 @@ class Strace:
         return self.calls is None or number in self.calls
 
     def line(self, text: str) -> None:
-        self._sink.write(text + "\n")
+        self._sink.write(shown_lines(text) + "\n")
 
     def count(self, event: Event, ns: int) -> None:
         key = trace_calls.name_of(event.number), "host" if event.host else "shim"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pty
 import signal
 import subprocess
 import tempfile
@@ -342,6 +343,30 @@ def test_logs_also_after_the_end(pool: Pool, command: Command) -> None:
     still = pool.submit("print('up', flush=True); import time; time.sleep(60)")
     pool.do(anext(pool.backend.output(still)))
     assert command("logs", still).out == b"up\n"
+
+
+def test_logs_on_a_terminal(pool: Pool, command: Command, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    """As with `less -R`: colours stay, and nothing else steers. `--raw` is as `docker logs`."""
+    said = b"\x1b[31mred\x1b[0m\x1b]52;c;aGk=\x07\x1b[2J\xe2\x80\xae\n"
+    job = pool.submit(f"import sys; sys.stdout.buffer.write({said!r})")
+    pool.wait(job)
+    assert command("logs", job).out == said
+    main, side = pty.openpty()
+    kept = os.dup(1)
+    seen = []
+    try:
+        for options in ([], ["--raw"]):
+            os.dup2(side, 1)
+            try:
+                done = command("logs", *options, job)
+            finally:
+                os.dup2(kept, 1)
+            assert done.status == 0
+            seen.append(os.read(main, 4096))
+    finally:
+        for descriptor in (kept, main, side):
+            os.close(descriptor)
+    assert seen == [b"\x1b[31mred\x1b[0m\\x1b]52;c;aGk=\\x07\\x1b[2J\\u202e\r\n\x1b[0m", said.replace(b"\n", b"\r\n")]
 
 
 def test_wait(pool: Pool, command: Command) -> None:

@@ -8,6 +8,7 @@ import shutil
 import click
 
 from ..snapshots import SnapshotStore, cache_directory
+from .output import put
 
 
 @click.group()
@@ -21,7 +22,7 @@ def clear() -> None:
     store = SnapshotStore()
     count, size = store.clear()
     shutil.rmtree(cache_directory() / "sites", ignore_errors=True)
-    click.echo(f"removed {count} snapshot{'' if count == 1 else 's'}, {size / 2**20:.0f} MiB")
+    put(f"removed {count} snapshot{'' if count == 1 else 's'}, {size / 2**20:.0f} MiB")
 
 
 @cache.command()
@@ -34,6 +35,6 @@ def show(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"version": 1, "directory": str(cache_directory()), "snapshots": rows}))
         return
-    click.echo(str(cache_directory()))
+    put(str(cache_directory()))
     for row in rows:
-        click.echo(f"{int(str(row['bytes'])) / 2**20:8.1f} MiB  {row['file']}")
+        put(f"{int(str(row['bytes'])) / 2**20:8.1f} MiB  {row['file']}")

@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from .output import put
+
 SECRET_WORDS = (
     "secret", "token", "pass", "key", "value", "authorization", "_auth", "credential", "cookie", "dsn", "argv", "parameters",
     "url", "basic",
@@ -39,12 +41,12 @@ def show(file: Path | None, origin: bool, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"version": 1, "file": str(loaded.file) if loaded.file else None, "tables": tables}, default=str))
         return
-    click.echo(f"# {loaded.file or 'no agentfw.toml from here upward: the defaults apply'}")
+    put(f"# {loaded.file or 'no agentfw.toml from here upward: the defaults apply'}")
     for name, table in tables.items():
-        click.echo(f"[{_key(name)}]")
+        put(f"[{_key(name)}]")
         for key, value in table.items():
             place = f"  # {loaded.place(f'{name}.{key}') or loaded.file}" if origin else ""
-            click.echo(f"{_key(key)} = {_toml(value)}{place}")
+            put(f"{_key(key)} = {_toml(value)}{place}")
 
 
 def _key(name: str) -> str:
@@ -58,10 +60,17 @@ def _toml(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(map(_toml, value)) + "]"
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        return "".join(map(_letter, json.dumps(value, ensure_ascii=False)))
     if isinstance(value, bool):
         return "true" if value else "false"
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _letter(letter: str) -> str:
+    """TOML has no `\\x`, which is how what is not printable would be shown."""
+    if letter.isprintable():
+        return letter
+    return f"\\u{ord(letter):04x}" if ord(letter) < 1 << 16 else f"\\U{ord(letter):08x}"
 
 
 def _masked(value: Any, secret: bool = False) -> Any:

@@ -18,6 +18,8 @@ from typing import Literal
 
 import click
 
+from .output import put
+
 _KVM_GET_API_VERSION = 0xAE00
 _KVM_CREATE_VM = 0xAE01
 _KVM_CHECK_EXTENSION = 0xAE03
@@ -242,7 +244,7 @@ def doctor(as_json: bool) -> int:
         click.echo(json.dumps({"version": 1, "ok": not failed, "checks": [asdict(check) for check in checks]}))
     else:
         for check in checks:
-            click.echo(f"{check.status:<4}  {check.name:<14} {check.detail}")
+            put(f"{check.status:<4}  {check.name:<14} {check.detail}")
             if check.hint:
-                click.echo(f"      {'':<14} mend: {check.hint}")
+                put(f"      {'':<14} mend: {check.hint}")
     return int(failed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import json
+import os
 import signal
 import time
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ import click
 from ..errors import AgentfwError
 from .connect import Where, about, complete_ids, duration, each, json_option, pool_options, table, talk
 from .options import RunError, label, seconds
-from .output import Lines, Plain, Writer, complain
+from .output import Harmless, Lines, Plain, Writer, complain, put
 
 if TYPE_CHECKING:
     from ..pool.client import HttpBackend
@@ -59,9 +60,10 @@ def ps(
     if as_json:
         click.echo(json.dumps({"version": 1, "jobs": [document(info) for info in jobs]}))
     elif quiet:
-        click.echo("".join(f"{info.id}\n" for info in jobs), nl=False)
+        for info in jobs:
+            put(info.id)
     else:
-        click.echo(jobs_table(jobs, time.time()))
+        put(jobs_table(jobs, time.time()))
 
 
 def jobs_table(jobs: list[JobInfo], now: float) -> str:
@@ -95,18 +97,20 @@ def _end(info: JobInfo) -> str:
 @click.argument("job_id", metavar="ID", shell_complete=complete_ids)
 @click.option("-f", "--follow", is_flag=True, help="Until the job's end.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON text for each piece.")
+@click.option("--raw", is_flag=True, help="Byte for byte also to a terminal, which the job can then steer.")
 @pool_options
-def logs(where: Where, job_id: str, follow: bool, as_json: bool) -> None:
+def logs(where: Where, job_id: str, follow: bool, as_json: bool, raw: bool) -> None:
     """Print what a job wrote; also after its end.
 
-    Its stdout and stderr come on ours. What the pool did not keep is left out, and stderr says so.
+    Its stdout and stderr come on ours: byte for byte into files and pipes; on a terminal colours and lines stay, and what else
+    would steer it is shown as text. What the pool did not keep is left out, and stderr says so.
     """
     from .following import follow as stream
     from .following import gap, unread
 
     async def body(pool: HttpBackend) -> tuple[str, str] | None:
         writers = Writer(1), Writer(2)
-        sinks: dict[int, Any] = {1: Plain(writers[0]), 2: Plain(writers[1])}
+        sinks: dict[int, Any] = {n + 1: Harmless(w) if not raw and os.isatty(n + 1) else Plain(w) for n, w in enumerate(writers)}
         try:
             if as_json:
                 whole = await _as_json(pool, job_id, follow, writers[0])

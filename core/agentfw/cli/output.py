@@ -11,8 +11,10 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+import click
+
 from ..errors import LONGEST
-from ..texts import shown
+from ..texts import Tamed, shown, shown_lines
 
 CAPTURE = 16 << 20
 """Bytes of each stream that `--json` keeps."""
@@ -25,9 +27,15 @@ def complain(message: str, hint: str = "") -> None:
 
 
 def say(text: str) -> None:
+    """Lines for people, on stderr. Whoever's words are in them, they do nothing to a terminal."""
     with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(text + "\n")
+        sys.stderr.write(shown_lines(text) + "\n")
         sys.stderr.flush()
+
+
+def put(text: str) -> None:
+    """Lines for people, on stdout: all that a command prints there but JSON, paths for scripts, and programs' output."""
+    click.echo(shown_lines(text))
 
 
 class Writer:
@@ -104,8 +112,24 @@ class Plain:
         """Each write was out when it returned."""
 
 
+class Harmless:
+    """For a terminal: what a program wrote when nobody sat before it, without what would steer the terminal (`texts.Tamed`)."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._tamed = Tamed()
+
+    async def write(self, data: bytes) -> None:
+        await self._writer.write(self._tamed.feed(data).encode("utf-8", "backslashreplace"))
+
+    async def close(self) -> None:
+        if rest := self._tamed.end():
+            await self._writer.write(rest.encode("utf-8", "backslashreplace"))
+
+
 class Lines:
-    """Whole lines, so that those of many agents do not mix; `prefix` before each (b"": none)."""
+    """Whole lines, so that those of many agents do not mix; `prefix` before each (b"": none). With one it is a terminal, and
+    whose a line is must be believed: none can be written over another, or leave its colours behind."""
 
     LONGEST = 1 << 16
 
@@ -113,6 +137,7 @@ class Lines:
         self._writer = writer
         self._prefix = prefix
         self._rest = b""
+        self._tamed = Tamed()
 
     async def write(self, data: bytes) -> None:
         data = self._rest + data
@@ -129,7 +154,13 @@ class Lines:
             await self._writer.write(self._marked(rest + b"\n"))
 
     def _marked(self, data: bytes) -> bytes:
-        return b"".join(self._prefix + line for line in data.splitlines(keepends=True)) if self._prefix else data
+        if not self._prefix:
+            return data
+        lines = []
+        for whole in data.removesuffix(b"\n").split(b"\n"):
+            text = self._tamed.feed(whole) + self._tamed.end()
+            lines += [self._prefix + line.encode("utf-8", "backslashreplace") + b"\n" for line in text.split("\n")]
+        return b"".join(lines)
 
 
 class Kept:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .output import put
+
 if TYPE_CHECKING:
     from ..plugins.describe import Description
 
@@ -52,7 +54,7 @@ def list_plugins(as_json: bool) -> None:
         detail = ", ".join(row["hooks"]) if "hooks" in row else f"error: {row['error']}"
         if row["others"] and "hooks" in row:
             detail += f" (that of {', '.join(row['others'])} is not used)"
-        click.echo(f"{'*' if row['default'] else ' '} {row['name']:<{names}}  {row['origin']:<{origins}}  {detail}")
+        put(f"{'*' if row['default'] else ' '} {row['name']:<{names}}  {row['origin']:<{origins}}  {detail}")
 
 
 @plugins.command()
@@ -79,7 +81,7 @@ def show(plugin: str, file: Path | None, as_json: bool) -> None:
         click.echo(json.dumps({"version": 1, **document}))
         return
     for line in _lines(found, seconds):
-        click.echo(line)
+        put(line)
 
 
 def _described(name: str) -> Description:
@@ -128,10 +130,10 @@ def new(name: str, directory: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"version": 1, "name": name, "directory": str(project), "files": files}))
         return
-    click.echo(f"{project}:")
+    put(f"{project}:")
     for file in files:
-        click.echo(f"  {file}")
-    click.echo(
+        put(f"  {file}")
+    put(
         f"\nnext:\n  pip install -e '{project}[test]'\n  pytest {project}\n  agentfw plugins show {name}\n"
         f"  agentfw run --plugins dns,tls,policy,credentials,native,{name} agent.py"
     )

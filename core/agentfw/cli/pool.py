@@ -11,7 +11,7 @@ import click
 
 from .connect import Where, duration, json_option, pool_options, socket_option, talk
 from .options import RunError, names, seconds
-from .output import complain, say
+from .output import complain, put, say
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -121,8 +121,8 @@ def status(where: Where, as_json: bool) -> int:
 
         click.echo(json.dumps({"version": 1, "pool": msgspec.to_builtins(found)}))
         return 0
-    click.echo(f"{summary(found)}\nagentfw {found.version}, templates: {', '.join(found.templates)}\n")
-    click.echo(workers_table(found))
+    put(f"{summary(found)}\nagentfw {found.version}, templates: {', '.join(found.templates)}\n")
+    put(workers_table(found))
     return 0
 
 

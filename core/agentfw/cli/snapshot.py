@@ -17,7 +17,7 @@ from ..sizes import vm_memory
 from ..texts import shown
 from .connect import json_option
 from .options import RunError, check_kvm
-from .output import progress, say
+from .output import progress, put, say
 
 if TYPE_CHECKING:
     from ..manifests import Manifest
@@ -68,7 +68,7 @@ def build(
     log = (lambda line: say(f"template: {shown(line)}")) if verbose else lambda line: None
     check_kvm()
     made = _run(Library().build(name, template, SnapshotStore(), progress, log, replace=replace))
-    click.echo(f"{made.name}  {made.manifest.digest}")
+    put(f"{made.name}  {made.manifest.digest}")
 
 
 @snapshot.command()
@@ -94,7 +94,7 @@ def ls(as_json: bool) -> None:
         rows.append((named.name, one.digest[:12], size, version, cpu, _when(one.created), _when(named.used), preload))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        put("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 @snapshot.command()
@@ -167,7 +167,7 @@ def show(name: str, verify: bool, as_json: bool) -> None:
     if verify:
         lines.append(("verified", "its content is that of its digest; " + (_some(differs) or "this host has the same files")))
     for key, value in lines:
-        click.echo(f"{key:10}  {shown(value, 4000)}")
+        put(f"{key:10}  {shown(value, 4000)}")
     if differs:
         raise RunError(f"the snapshot `{named.name}` does not fit this host: {differs[0]}")
 
@@ -179,7 +179,7 @@ def rm(names: tuple[str, ...]) -> None:
     from ..snapshot_library import Library
 
     freed = sum(Library().remove(name) for name in names)
-    click.echo(f"removed {len(names)} snapshot{'' if len(names) == 1 else 's'}, {freed / 2**20:.0f} MiB")
+    put(f"removed {len(names)} snapshot{'' if len(names) == 1 else 's'}, {freed / 2**20:.0f} MiB")
 
 
 @snapshot.command()
@@ -246,7 +246,7 @@ def import_(file: Path, name: str | None, python: str | None, env: tuple[str, ..
             named = _run(keeping)
     except OSError as error:
         raise RunError(f"cannot read `{file}`: {error.strerror}") from None
-    click.echo(f"{named.name}  {named.manifest.digest}")
+    put(f"{named.name}  {named.manifest.digest}")
 
 
 # ---- helpers

@@ -17,7 +17,7 @@ import click
 from ..errors import AgentfwError
 from .connect import Where, json_option, pool_options
 from .options import RunCommand, RunError, check_program, label, seconds, variable
-from .output import Kept, Lines, Plain, Writer, complain, say
+from .output import Kept, Lines, Plain, Writer, complain, put, say
 
 if TYPE_CHECKING:
     from ..pool.client import HttpBackend
@@ -209,7 +209,7 @@ async def _submitted(pool: HttpBackend, job: Job, options: Options) -> tuple[int
             found += infos
             if not options.as_json:
                 for info in infos:
-                    click.echo(info.id)
+                    put(info.id)
             for answer in answers:
                 if isinstance(answer, BaseException):
                     raise answer

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .connect import Where, duration, json_option, pool_options, table, talk
+from .output import put
 
 if TYPE_CHECKING:
     from ..pool.client import HttpBackend
@@ -41,7 +42,7 @@ def top(where: Where, once: bool, interval: float, as_json: bool) -> None:
         elif live:
             await _live(pool, look, interval)
         else:
-            click.echo(look.text(JOBS))
+            put(look.text(JOBS))
 
     talk(where, body)
 

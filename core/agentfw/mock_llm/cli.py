@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from ..cli.output import put
 from .options import MockOptions
 from .server import MockLLM, stats_json, stats_text
 
@@ -91,11 +92,14 @@ async def _serve(options: MockOptions, ca_out: Path | None, as_json: bool) -> No
         if as_json:
             click.echo(stats_json({"host": options.host, "port": server.port, "ca": None if ca_out is None else str(ca_out)}))
         else:
-            click.echo(f"listening on {options.host}:{server.port}")
-            click.echo("trust: " + (str(ca_out) if ca_out is not None else "(use --ca-out FILE)"))
+            put(f"listening on {options.host}:{server.port}")
+            put("trust: " + (str(ca_out) if ca_out is not None else "(use --ca-out FILE)"))
         await ended.wait()
         stats = server.stats()
-    click.echo(stats_json(stats) if as_json else stats_text(stats))
+    if as_json:
+        click.echo(stats_json(stats))
+    else:
+        put(stats_text(stats))
 
 
 def _write(path: Path, text: str) -> None:

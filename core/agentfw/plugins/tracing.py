@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ..agents import Agent
 from ..destination import Destination
+from ..texts import shown
 
 if TYPE_CHECKING:
     from .calling import Call, Tracer
@@ -41,11 +42,7 @@ def line(call: Call, args: tuple[object, ...], outcome: str, nanoseconds: int) -
             words.append(value.name)
         elif isinstance(value, Destination) or (name in _SHOWN and isinstance(value, str)):
             words.append(str(value))
-    return " ".join([*(_printable(word) for word in words), outcome, f"{nanoseconds // 1000}us"])
-
-
-def _printable(text: str) -> str:
-    return text if text.isprintable() and len(text) <= 300 else ascii(text[:300])
+    return " ".join([*(shown(word, 300) for word in words), shown(outcome), f"{nanoseconds // 1000}us"])
 
 
 _: Tracer = to_stderr

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 import msgspec
 from agentfw import Agent
+from agentfw.cli.output import put, say
 from agentfw.config import Config as File
 from agentfw.config import load_config
 from agentfw.errors import ConfigError, Denied
@@ -69,17 +70,17 @@ def check(file: Path | None, strict: bool, as_json_: bool) -> int:
         }
         click.echo(json.dumps(document))
     elif error is not None:
-        click.echo(str(error))
+        put(str(error))
         if error.hint:
-            click.echo(f"hint: {error.hint}")
+            put(f"hint: {error.hint}")
     else:
         for where, text in warnings:
-            click.echo(f"{where}: warning: {text}" if where else f"warning: {text}")
+            put(f"{where}: warning: {text}" if where else f"warning: {text}")
         for key, guest in guests.items():
             for line in described(guest):
-                click.echo(f"{key}: {line}")
+                put(f"{key}: {line}")
         name = loaded.file.name if loaded.file else "no agentfw.toml from here upward"
-        click.echo(f"{name}: {_count(rules, 'rule')}, {_count(profiles, 'profile')}, {_count(len(warnings), 'warning')}")
+        put(f"{name}: {_count(rules, 'rule')}, {_count(profiles, 'profile')}, {_count(len(warnings), 'warning')}")
     return 1 if error is not None or (strict and warnings) else 0
 
 
@@ -110,9 +111,9 @@ def explain_(
     if as_json_:
         click.echo(json.dumps({"version": 1, "targets": [as_json(each) for each in found]}))
     else:
-        click.echo("\n\n".join("\n".join(lines(each)) for each in found))
+        put("\n\n".join("\n".join(lines(each)) for each in found))
         if "policy" not in (loaded.run.plugins if loaded.run.plugins is not None else ("policy",)):
-            click.echo("note: the file's `run.plugins` leaves the policy plugin out", err=True)
+            say("note: the file's `run.plugins` leaves the policy plugin out")
     return 0 if all(each.allowed for each in found) else 1
 
 
