@@ -16,6 +16,8 @@ class Agent:
     id: str
     name: str
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    job: str = field(default="", hash=False, compare=False, kw_only=True)
+    """The run of a pool's job that it is: the job's id, with `.2` behind it if it is the second attempt; "" without a pool."""
 
     def __post_init__(self) -> None:
         if not self.id or len(self.name.encode()) > 128:

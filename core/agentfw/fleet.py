@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import logging
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from .dispatch import ACK_SECONDS, Job, Mode, default_environment, hand_over, te
 from .errors import AgentfwError
 from .lives import KILL_SECONDS, Host, Life
 from .rehearsal import rehearse
+from .reports import DispatchReport
 from .runtime import Runtime
 from .serving import Serving
 from .snapshots import Progress, SnapshotStore, Template, TemplateError, cell_config, quiet
@@ -266,6 +268,7 @@ class Fleet:
             self.runtime.note(agent, None, error)
             return self._done(agent, ExitReport("internal", text=f"not started without its rules: {error}"), None)
         run = Life(agent, host, vm)
+        run.queued = max(0.0, loop.time() - started)
         host.lives[vm] = run
         self._runs.add(run)
         self.runtime.can_stop(agent, run.stop)
@@ -349,6 +352,10 @@ class Fleet:
             run.kill()
             return
         run.acknowledge()
+        if self.runtime.plugins.implemented("dispatched"):
+            now = time.perf_counter()
+            report = DispatchReport(job="", queued=run.queued, dispatch=now - run.restored, began=now)
+            self.runtime.plugins.dispatched(run.agent, report)
 
     def flow_opened(self, life: Life, flow: GuestFlow) -> None:
         self._serving.opened(life.agent, flow)

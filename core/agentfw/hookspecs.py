@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from .http1 import RequestHead, ResponseHead
     from .metering import Meter
     from .model_calls import ModelCall
-    from .reports import AuditEvent, ExchangeReport, FlowReport, Table
+    from .reports import AuditEvent, DispatchReport, ExchangeReport, FlowReport, QuestionReport, Table
     from .runtime import Runtime
     from .upstream import TlsInfo, TlsRequest, Upstream
 
-API_VERSION = "1.0"
+API_VERSION = "1.1"
 """major.minor. A minor adds hooks or arguments; a major changes or takes away what there was. A plugin's class may say what it
 needs: `api = "1"`, or `api = "1.2"`."""
 OwnTls = Literal["passthrough", "intercept", "deny"]
@@ -214,6 +214,23 @@ def tenant(agent: Agent, destination: Destination) -> str | None:
     implementation says something different never share a connection. Called for each lease. Never awaitable.
 
     Budget: 10 us, once a connection leased.
+    """
+
+
+@hookspec
+def dispatched(agent: Agent, report: DispatchReport) -> None:
+    """An agent has a virtual machine, and its program begins. Since 1.1. Never awaitable; errors are logged.
+
+    Budget: 20 us, once an agent.
+    """
+
+
+@hookspec
+def question_end(agent: Agent, question: QuestionReport) -> None:
+    """A DNS question of an agent's has been answered, however: once for each that could be read. Since 1.1. Never awaitable;
+    errors are logged.
+
+    Budget: 10 us, once a question.
     """
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import time
 from typing import Protocol
 
 from agentfw_vmm import Cell, CellError, GuestFlow, VmExit, VmStatistics
@@ -26,6 +27,9 @@ class Life:
         self.vm = vm
         self.exited: asyncio.Future[VmExit] = asyncio.get_running_loop().create_future()
         self.statistics: VmStatistics | None = None
+        self.queued = 0.0
+        """Seconds that it waited for its VM, and time.perf_counter() when it got that."""
+        self.restored = time.perf_counter()
         self.acknowledged = False
         self.failure = ""
         self.stopped = ""

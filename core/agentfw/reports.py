@@ -1,4 +1,5 @@
-"""What is told about agents' traffic once it is over, and about what was refused: `exchange_end`, `flow_end`, `audit`, `tables`.
+"""What is told about agents' traffic once it is over, and about what was refused: `dispatched`, `question_end`, `exchange_end`,
+`flow_end`, `audit`, `tables`.
 
 Nothing here has a header or a byte of a body. What an agent wrote itself (methods, targets, names) is cut to a length and has no
 control characters, but may hold whatever an agent put there.
@@ -15,6 +16,44 @@ import msgspec
 from .agents import Agent
 from .destination import Destination
 from .texts import shown as shown
+
+
+class DispatchReport(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """How an agent came to its virtual machine."""
+
+    job: str
+    """As `Agent.job`."""
+    tenant: str = ""
+    template: str = ""
+    worker: int | None = None
+    """Its number; None: there are no workers."""
+    parent: str = ""
+    """The job that it was forked from."""
+    queued: float = 0.0
+    """Seconds that it waited for a VM, once whoever runs it had it."""
+    dispatch: float
+    """Seconds from then to its first bytecode: what it had to be told, its rules, the VM's waking."""
+    began: float
+    """time.perf_counter() at its first bytecode."""
+
+
+class QuestionReport(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One DNS question and what the agent was told."""
+
+    name: str
+    """As asked, fit to be shown."""
+    qtype: int
+    """As a number (RFC 1035, 3.2.2): 1 A, 28 AAAA."""
+    rcode: int
+    reply: bytes
+    """The answer in wire form, as the agent gets it (over UDP perhaps cut)."""
+    began: float
+    """time.perf_counter() when it had been read."""
+    seconds: float
+    error: str = ""
+    """Why it was not answered, one line."""
+    denied_rule: str = ""
+    """The rule that refused it."""
 
 
 class ExchangeReport(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -45,6 +84,12 @@ class ExchangeReport(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Connections that were asked for; 2 if a kept one turned out to be closed."""
     upgraded: bool = False
     """It became another protocol (101)."""
+    began: float = 0.0
+    """time.perf_counter() at `started`, of which a loop may know milliseconds only. Since 1.1, as what follows."""
+    connected: float | None = None
+    """Seconds from then until a connection was there for it (the last one, if there were several); None: there was none."""
+    reused: bool = False
+    """That had served others before."""
 
 
 class FlowReport(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -14,7 +14,8 @@ from agentfw import Agent, Denied, Destination, RequestHead, ResponseHead, hooki
 from agentfw.cli.tables import as_json, as_text
 from agentfw.errors import ConnectError
 from agentfw.model_calls import ModelCall
-from agentfw.reports import AuditEvent, ExchangeReport, FlowReport, Table, shown
+from agentfw.relay import dns
+from agentfw.reports import AuditEvent, ExchangeReport, FlowReport, QuestionReport, Table, shown
 from agentfw.runtime import Runtime
 from agentfw.testing import MemoryFlow, make_agent, make_runtime
 from hypothesis import given
@@ -52,6 +53,7 @@ class Watch:
         self.asked = asyncio.Event()
         self.exchanges: list[ExchangeReport] = []
         self.flows: list[FlowReport] = []
+        self.questions: list[QuestionReport] = []
         self.events: list[AuditEvent] = []
         self.transformed: list[tuple[bytes, bool]] = []
 
@@ -98,6 +100,10 @@ class Watch:
     @hookimpl
     def flow_end(self, agent: Agent, flow: FlowReport) -> None:
         self.flows.append(flow)
+
+    @hookimpl
+    def question_end(self, agent: Agent, question: QuestionReport) -> None:
+        self.questions.append(question)
 
     @hookimpl
     def audit(self, event: AuditEvent) -> None:
@@ -186,6 +192,8 @@ async def test_an_exchange_ends_once(name: str) -> None:
     assert bool(report.error) == failed and report.error.startswith(error)
     assert (report.first_byte is not None) == (status < 300 or status == 429 or mode == "deny response") and report.seconds > 0
     assert report.upgraded == (status == 101) and report.attempts == 1
+    assert report.connected is not None and 0 < report.connected <= (report.first_byte or report.seconds) <= report.seconds
+    assert not report.reused and report.began > 0
     (told,) = [each for each in watch.flows if each.kind != "dns"]
     assert (told.kind, told.destination, told.port) == ("http", report.destination, port)
     assert told.bytes_up > len(request) and told.bytes_down > down
@@ -538,3 +546,62 @@ def test_an_event_is_plain_json() -> None:
     told = msgspec.json.decode(msgspec.json.encode(event))
     assert told["labels"] == {"team": "red"} and told["reason"] == "a\\nb" and len(told["extra"]["method"]) == 1024
     assert {"head", "headers", "request"}.isdisjoint(ExchangeReport.__struct_fields__)
+
+
+def question(name: str, qtype: int = 1, number: bytes = b"\x12\x34") -> bytes:
+    labels = b"".join(len(part).to_bytes(1) + part for part in name.encode("latin-1").split(b"."))
+    return number + b"\1\0\0\1\0\0\0\0\0\0" + labels + b"\0" + qtype.to_bytes(2) + b"\0\1"
+
+
+@async_test
+async def test_each_question_is_told_once() -> None:
+    watch = Watch()
+    async with running(names(), Loopback(), watch) as runtime:
+        asked = [
+            (question(HOST), (HOST, 1, 0, "", "")),
+            (question("evil.example"), ("evil.example", 1, 5, "denied by watch: nobody", "watch: nobody")),
+            (question("Unknown.Example", 28), ("unknown.example", 28, 3, "", "")),
+            (question("a\x1b[31m\xff.example"), ("a\\x1b[31m\\xff.example", 1, 5, "host", "")),
+            (question("<b>." + "x" * 60 + ".example"), ("<b>." + "x" * 60 + ".example", 1, 5, "", "")),
+            (question(HOST, 252), (HOST, 252, 5, "type", "")),
+        ]
+        for query, (name, qtype, rcode, error, rule) in asked:
+            reply = await dns.answer(runtime, make_agent(), query, udp=True)
+            told = watch.questions.pop()
+            assert not watch.questions and reply == told.reply and reply is not None and reply[:2] == query[:2]
+            assert (told.name, told.qtype, told.rcode, told.denied_rule) == (name, qtype, rcode, rule)
+            assert error in told.error and bool(told.error) == bool(rcode) and told.seconds >= 0 and told.name.isprintable()
+        for nonsense in (b"", b"\0" * 11, question(HOST)[:20], question(HOST)[:2] + b"\x81" + question(HOST)[3:]):
+            await dns.answer(runtime, make_agent(), nonsense, udp=True)
+        assert not watch.questions, "those cannot be read"
+
+
+@async_test
+async def test_a_kept_connection_is_told_as_reused() -> None:
+    watch = Watch()
+    async with serving(Recorder(OK), HOST) as port, running(names(), Loopback(), TlsOnce(), watch) as runtime:
+        connect = runtime.plugins.connect
+
+        async def used(*args: object) -> object:
+            upstream = await connect(*args)  # type: ignore[arg-type]
+            upstream.reused = True  # type: ignore[union-attr,misc]
+            return upstream
+
+        runtime.plugins.connect = used  # type: ignore[method-assign,assignment]
+        await lookup(runtime, HOST)
+        async with guest(runtime, "127.0.0.1", port) as flow:
+            assert (await offload(flow, HOST))["ok"]
+            await flow.guest_send(GET)
+            await read_response(flow)
+    assert [report.reused for report in watch.exchanges] == [True]
+
+
+@async_test
+async def test_a_request_without_a_connection_says_so() -> None:
+    watch = Watch()
+    async with running(names(), Loopback(), watch) as runtime:  # nobody connects
+        await lookup(runtime, HOST)
+        async with guest(runtime, "127.0.0.1", 80) as flow:
+            await flow.guest_send(GET)
+            await read_response(flow)
+    assert [(report.connected, report.status) for report in watch.exchanges] == [(None, 502)]

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ..guest_rules import GuestRules
     from ..http1 import RequestHead, ResponseHead
     from ..model_calls import ModelCall
-    from ..reports import AuditEvent, ExchangeReport, FlowReport
+    from ..reports import AuditEvent, DispatchReport, ExchangeReport, FlowReport, QuestionReport
     from ..runtime import Runtime
     from ..upstream import TlsInfo, TlsRequest, Upstream
 
@@ -223,6 +223,12 @@ class PluginManager:
 
     def exit(self, agent: Agent, report: ExitReport) -> None:
         self._tell("exit", agent, report)
+
+    def dispatched(self, agent: Agent, report: DispatchReport) -> None:
+        self._tell("dispatched", agent, report)
+
+    def question_end(self, agent: Agent, question: QuestionReport) -> None:
+        self._tell("question_end", agent, question)
 
     def exchange_end(self, agent: Agent, exchange: ExchangeReport) -> None:
         self._tell("exchange_end", agent, exchange)

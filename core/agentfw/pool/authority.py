@@ -52,8 +52,10 @@ class PoolLink:
 
     role: Literal["worker"] = "worker"
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, number: int = 0) -> None:
         self._channel = channel
+        self.number = number
+        """Which of the pool's workers this is."""
 
     async def ask(self, plugin: str, body: bytes) -> bytes:
         """-> what `answer_pool()` of this plugin returned in the router. PoolError: "unavailable" (the router is busy or gone),
@@ -70,6 +72,8 @@ class RouterLink:
     """
 
     role: Literal["router"] = "router"
+    number = 0
+    """Of the one engine, if it is in this process."""
 
     def __init__(self, backend: Backend, workers: Callable[[], Sequence[Worker]]) -> None:
         self.backend = backend

@@ -198,9 +198,13 @@ class Engine:
             raise PoolError("bad_job", f"a job `{job_id}` is running")
         if self._pool.template(job.template) is None:
             await self._templates.get(job.template)  # says which there are
-        agent = Agent(f"{job_id}-{next(self._numbers)}", _name(job.name or job_id), _labels(job))
+        agent = self._agent(job_id, job)
         run = Run(self._around, agent, job, self._limits(job), events)
         return await self._registered(run, job_id, self._perform(run, job, stdin))
+
+    def _agent(self, job_id: str, job: Job) -> Agent:
+        """Of this run of the job."""
+        return Agent(f"{job_id}-{next(self._numbers)}", _name(job.name or job_id), _labels(job), job=job_id)
 
     async def _registered(self, run: Run, job_id: str, body: Coroutine[None, None, JobResult]) -> JobResult:
         """While it runs it is known by its id."""
@@ -278,9 +282,10 @@ class Engine:
         job = msgspec.structs.replace(run.job, stdin=b"", interactive=False, strace=None)  # the job has had that, or has it
         tasks = []
         for index, (copy, each) in enumerate(zip(ids, events, strict=True)):
-            agent = Agent(f"{copy}-{next(self._numbers)}", _name(job.name or copy), _labels(job))
+            agent = self._agent(copy, job)
             child = forks.ForkedRun(self._around, agent, job, self._limits(job), each)
             self._runs[copy] = child
+            child.parent = run.agent.job
             child.told = {"job": copy, "parent": job_id, "index": index, "count": len(ids)}
             tasks.append(self.runtime.loop.create_task(self._registered(child, copy, self._copied(child, key))))
         left = len(tasks)

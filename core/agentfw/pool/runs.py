@@ -20,6 +20,7 @@ from ..dispatch import ACK_SECONDS, Handover
 from ..dispatch import Job as Told
 from ..errors import AgentfwError
 from ..lives import KILL_SECONDS
+from ..reports import DispatchReport
 from ..runtime import Runtime
 from ..serving import Serving
 from .cells import Loss, Vm
@@ -64,6 +65,8 @@ class Run:
         self._limits = limits
         self._events = events
         self._loop = around.runtime.loop
+        self.parent = ""
+        """The job that this one is a copy of."""
         self.key: GroupKey | None = None
         """Whose VMs it runs in."""
         self._vm: Vm | None = None
@@ -301,7 +304,25 @@ class Run:
         for number in self._signals if self._report is None else ():
             vm.cell.native.signal(vm.number, number)
         self._events.started(self._dispatched)
+        self._tell_dispatched()
         self._answer()
+
+    def _tell_dispatched(self) -> None:
+        runtime = self._around.runtime
+        if self._dispatched is None or not runtime.plugins.implemented("dispatched"):
+            return
+        link = runtime.pool
+        report = DispatchReport(
+            job=self.agent.job,
+            tenant=self.job.tenant,
+            template=self.job.template,
+            worker=link.number if link is not None else None,
+            parent=self.parent,
+            queued=self._queued,
+            dispatch=self._dispatched,
+            began=self._began + self._dispatched,
+        )
+        runtime.plugins.dispatched(self.agent, report)
 
     def _answer(self) -> None:
         """It has said that it begins, or will not say it any more."""

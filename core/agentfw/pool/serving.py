@@ -207,7 +207,7 @@ class Serving:
                 logging.getLogger("agentfw").setLevel(pool.log.upper())
                 manager = load_plugins(setup.plugins, config)
                 runtime = Runtime(asyncio.get_running_loop(), manager, config)
-                runtime.pool = PoolLink(self.channel)
+                runtime.pool = PoolLink(self.channel, setup.number)
                 await runtime.start()
             self._runtime = runtime
             engine = engine_class(setup.engine)(runtime, pool, config.run, size=setup.size, idle=setup.idle)

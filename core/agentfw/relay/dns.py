@@ -11,6 +11,7 @@ import contextlib
 import functools
 import ipaddress
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from .. import dns_reply
@@ -19,7 +20,8 @@ from ..agents import Agent
 from ..destination import Destination, is_address, parse_host
 from ..errors import AgentfwError, Denied, DestinationError, HookError, ResolveError
 from ..flows import Flow
-from .record import FlowRecord
+from ..reports import QuestionReport, shown
+from .record import FlowRecord, describe
 from .vet import HOST, vetted
 
 if TYPE_CHECKING:
@@ -95,10 +97,41 @@ async def answer(runtime: Runtime, agent: Agent, query: bytes, *, udp: bool) -> 
     runtime.counters["dns_queries"] += 1
     if len(query) < 12 or query[2] & 0x80:
         return None
+    began = time.perf_counter()
     try:
         question = (_read_and_kept if len(query) <= MAX_KEPT else _read)(bytes(query[2:]))
     except wire.WireError as error:
         return wire.make_error(query, error.question, error.rcode)
+    reply, failure = await _answered(runtime, agent, query, question)
+    if udp and failure is None:
+        reply = wire.truncated(reply, question)
+    if runtime.plugins.implemented("question_end"):
+        _tell(runtime, agent, question, reply, failure, began)
+    return reply
+
+
+def _tell(runtime: Runtime, agent: Agent, question: wire.Question, reply: bytes, failure: Exception | None, began: float) -> None:
+    report = QuestionReport(
+        name=shown_name(question),
+        qtype=question.qtype,
+        rcode=reply[3] & 15,
+        reply=reply,
+        began=began,
+        seconds=time.perf_counter() - began,
+        error="" if failure is None else describe(failure) if isinstance(failure, AgentfwError) else type(failure).__name__,
+        denied_rule=shown(failure.rule) if isinstance(failure, Denied) else "",
+    )
+    runtime.plugins.question_end(agent, report)
+
+
+@functools.lru_cache(maxsize=4096)
+def shown_name(question: wire.Question) -> str:
+    """The question's name as people read it, whatever is in it."""
+    return shown(b".".join(question.labels).decode("ascii", "backslashreplace").lower() or ".", 300)
+
+
+async def _answered(runtime: Runtime, agent: Agent, query: bytes, question: wire.Question) -> tuple[bytes, Exception | None]:
+    """-> the reply, and why it is none that was asked for."""
     try:
         runtime.traffic(agent).check()
         reply = await _resolve(runtime, agent, query, question)
@@ -106,25 +139,25 @@ async def answer(runtime: Runtime, agent: Agent, query: bytes, *, udp: bool) -> 
         runtime.counters["dns_denied"] += 1
         _note(runtime, agent, question, error)
         log.info("%s: dns: %s", agent.name, error, extra={"denied": True})
-        return wire.make_error(query, question, wire.REFUSED, wire.EDE_BLOCKED, f"{error} [{error.plugin}]")
+        return wire.make_error(query, question, wire.REFUSED, wire.EDE_BLOCKED, f"{error} [{error.plugin}]"), error
     except DestinationError as error:
         runtime.counters["dns_denied"] += 1
-        return wire.make_error(query, question, wire.REFUSED, wire.EDE_PROHIBITED, error.reason)
+        return wire.make_error(query, question, wire.REFUSED, wire.EDE_PROHIBITED, error.reason), error
     except ResolveError as error:
         ede = wire.EDE_NO_REACHABLE if error.rcode == wire.SERVFAIL else None
-        return wire.make_error(query, question, error.rcode, ede, error.reason)
+        return wire.make_error(query, question, error.rcode, ede, error.reason), error
     except HookError as error:
         _note(runtime, agent, question, error)
         runtime.plugins.failures.tell(log, error, "%s: dns: %s", agent.name, error)
         text = f"plugin {error.plugin} failed in {error.hook}"
-        return wire.make_error(query, question, wire.SERVFAIL, wire.EDE_OTHER, text)
+        return wire.make_error(query, question, wire.SERVFAIL, wire.EDE_OTHER, text), error
     except AgentfwError as error:
-        return wire.make_error(query, question, wire.SERVFAIL, wire.EDE_OTHER, str(error))
+        return wire.make_error(query, question, wire.SERVFAIL, wire.EDE_OTHER, str(error)), error
     except Exception as error:
         _note(runtime, agent, question, error)
         runtime.plugins.failures.tell(log, error, "%s: dns", agent.name)
-        return wire.make_error(query, question, wire.SERVFAIL, wire.EDE_OTHER, "internal error")
-    return wire.truncated(reply, question) if udp else reply
+        return wire.make_error(query, question, wire.SERVFAIL, wire.EDE_OTHER, "internal error"), error
+    return reply, None
 
 
 def _read(tail: bytes) -> wire.Question:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import Iterator
 
 from ..destination import Destination
@@ -83,6 +84,9 @@ class Exchange:
         self._transforms: list[BodyTransform] = []
         self._chunked = framing.chunked
         self._started = session.runtime.loop.time()
+        self._began = time.perf_counter()
+        self._connected: float | None = None
+        self._reused = False
         self._first_byte: float | None = None
         self._attempts = 0
         self._bytes_up = 0
@@ -109,11 +113,14 @@ class Exchange:
             bytes_down=self._bytes_down,
             started=self._started,
             first_byte=self._first_byte,
-            seconds=runtime.loop.time() - self._started,
+            seconds=time.perf_counter() - self._began,
             error="" if failure is None else _why(failure),
             denied_rule=shown(failure.rule) if isinstance(failure, Denied) else "",
             attempts=self._attempts,
             upgraded=self.upgraded,
+            began=self._began,
+            connected=self._connected,
+            reused=self._reused,
         )
         runtime.plugins.exchange_end(self.session.agent, report)
 
@@ -123,6 +130,8 @@ class Exchange:
         for retry in (True, False):
             self._attempts += 1
             upstream = await self.session.connect(self.destination, self.tls, linger=LINGER)
+            self._connected = time.perf_counter() - self._began
+            self._reused = upstream.reused
             try:
                 head = self.session.use.head = self.head
                 request = RequestHead(head.method, head.target, head.headers.copy(), head.version, exchange=self.number)
@@ -311,7 +320,7 @@ class Exchange:
             head = parse_response(buffer[:end])
             buffer, seen = buffer[end:], 0
             if head.status >= 200 or head.status == 101:
-                self._first_byte = self.session.runtime.loop.time() - self._started
+                self._first_byte = time.perf_counter() - self._began
             if head.status >= 200:
                 return head, buffer
             interim += 1
