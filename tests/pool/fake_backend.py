@@ -216,7 +216,8 @@ class FakeBackend:
                         running=counts["running"], done=counts["done"], templates=["default"], workers=[worker])  # fmt: skip
 
     async def metrics(self) -> dict[str, float]:
-        return {"pool.jobs": float(len(self.runs)), "pool.done": float((await self.describe()).done)}
+        count = float(len(self.runs))
+        return {"pool.jobs": count, "pool.submitted": count, "pool.done": float((await self.describe()).done)}
 
     async def usage(self) -> dict[str, Usage]:
         found = {}

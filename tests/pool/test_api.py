@@ -126,9 +126,15 @@ async def test_the_pool_itself(tmp_path: Path) -> None:
         assert (await client.describe()).api == wire.API_VERSION
         info = await client.submit(code("import sys; sys.stdin.read()", interactive=True))
         assert (await client.metrics())["pool.jobs"] == 1
-        _, headers, _ = answer((await raw(pool.path, request("GET", "/v1/metrics?format=prometheus"))).partition(b"\r\n\r\n")[0])
-        assert headers["content-type"].startswith("text/plain")
-        assert b"\nagentfw_pool_jobs 1\n" in await raw(pool.path, request("GET", "/v1/metrics?format=prometheus"))
+        for target in ("/v1/metrics?format=prometheus", "/metrics"):
+            head, _, body = (await raw(pool.path, request("GET", target))).partition(b"\r\n\r\n")
+            status, headers, _ = answer(head)
+            assert (status, headers["content-type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
+            assert b"\nagentfw_jobs_submitted_total 1.0\n" in body
+            accept = "Accept: application/openmetrics-text; version=1.0.0; q=0.9, text/plain; q=0.5"
+            head, _, body = (await raw(pool.path, request("GET", target, accept))).partition(b"\r\n\r\n")
+            assert answer(head)[1]["content-type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+            assert b"\nagentfw_jobs_submitted_total 1.0\n" in body and body.endswith(b"# EOF\n")
         pool.backend.reloads += [["policy"], PoolError("bad_config", "agentfw.toml:3: policy.alow: unknown key", "did you mean?")]
         assert await client.reload() == ["policy"]
         error = await refused(client.reload())
@@ -167,6 +173,8 @@ async def test_over_tcp_with_the_token_only(tmp_path: Path) -> None:
         good = f"Authorization: bearer {TOKEN.decode()}"
         assert answer(await raw(pool.port, request("GET", "/v1/pool", good)))[0] == 200
         assert answer(await raw(pool.port, request("GET", "/v1/pool", good, host="evil.example")))[0] == 403
+        assert answer(await raw(pool.port, request("GET", "/metrics")))[0] == 401
+        assert b"\nagentfw_jobs_submitted_total 1.0\n" in await raw(pool.port, request("GET", "/metrics", good))
 
 
 @async_test

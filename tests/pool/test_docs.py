@@ -32,7 +32,7 @@ async def test_the_calls_work(tmp_path: Path) -> None:
         )  # fmt: skip
         out, err = await asyncio.wait_for(process.communicate(), 30)
         assert process.returncode == 0 and not err, (out, err)
-        assert b'{"stream":1,"offset":0,"data":"NDIK"}\n' in out and b"\nagentfw_pool_jobs 1\n" in out
+        assert b'{"stream":1,"offset":0,"data":"NDIK"}\n' in out and b"\nagentfw_jobs_submitted_total 1.0\n" in out
         first, second = [await pool.client.wait(info.id) for info in (await pool.client.jobs())[::-1]]
         assert first.result is not None and first.result.status == 0
         assert second.result is not None and second.result.kind in ("signal", "killed")

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from ..metrics import expose
 from .backend import Backend
 from .guard import HEADERS, Connection, Listener
 from .jobs import Job, JobInfo, Output, PoolError, in_words
@@ -54,7 +55,6 @@ SMALL_BODY = 64 << 10
 BODY_SECONDS = 300.0
 STOP_SECONDS = 10.0
 _ID = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
-_METRIC = re.compile(r"[^a-zA-Z0-9_]")
 
 
 class ApiServer:
@@ -145,7 +145,7 @@ class ApiServer:
                 arguments["query"] = query
             if request.headers.get("Content-Encoding", "identity") != "identity":
                 raise PoolError("bad_request", "compressed bodies are not taken")
-            if route.body is bytes or route.lines or route.free_query:
+            if route.body is bytes or route.lines or route.free_query or route.text:
                 found = await method(request, **arguments)
             elif route.body is not None:
                 found = await self._with_body(request, route, method, arguments)
@@ -268,12 +268,14 @@ class ApiServer:
     async def _do_describe(self) -> Any:
         return msgspec.structs.replace(await self.backend.describe(), api=API_VERSION)
 
-    async def _do_metrics(self, query: MetricsQuery) -> Metrics | web.Response:
-        found = await self.backend.metrics()
-        if query.format == "json":
-            return Metrics(metrics=found)
-        text = "".join(f"agentfw_{_METRIC.sub('_', name)} {value:.17g}\n" for name, value in sorted(found.items()))
-        return web.Response(text=text, content_type="text/plain")
+    async def _do_metrics(self, request: web.Request, query: MetricsQuery) -> Metrics | web.Response:
+        if query.format == "prometheus":
+            return await self._do_prometheus(request)
+        return Metrics(metrics=await self.backend.metrics())
+
+    async def _do_prometheus(self, request: web.Request) -> web.Response:
+        body, kind = expose(await self.backend.metrics(), ",".join(request.headers.getall("Accept", ())))
+        return web.Response(body=body, headers={"Content-Type": kind})
 
     async def _do_usage(self) -> UsageList:
         return UsageList(usage=await self.backend.usage())

@@ -25,11 +25,13 @@ import msgspec
 
 from ..config import Config
 from ..errors import AgentfwError, ConfigError
+from ..metrics.catalog import STATES
 from ..plugins import load_plugins
 from ..runtime import Runtime
 from . import authority, dealing, templates
 from .book import Book, Entry
 from .config import PoolConfig, TenantConfig
+from .counting import LOOK_SECONDS, Counting
 from .jobs import DEFAULT_TEMPLATE, DEFAULT_TENANT, Job, JobInfo, JobResult, Output, PoolError, PoolInfo, State, Usage
 from .link import Channel
 from .messages import (
@@ -43,12 +45,10 @@ from .messages import (
     Feed,
     Fork,
     Look,
-    Numbers,
     Run,
     Setup,
     Signal,
     Started,
-    Statistics,
     Used,
     Wrote,
 )
@@ -67,8 +67,6 @@ MAX_SIGNALS = 64
 MAX_FORK = 256
 FEED = 128 << 10
 """Bytes of standard input in a message."""
-LOOK_SECONDS = 2.0
-"""For workers to say what they count."""
 RELOAD_SECONDS = 60.0
 CHECK_SECONDS = 600.0
 """Snapshots of templates that changed are made meanwhile."""
@@ -95,6 +93,7 @@ class Router:
         self.runtime: Runtime | None = None
         """Of the router's own plugins; with `local` it is the agents'."""
         self.numbers: Counter[str] = Counter()
+        self._counting = Counting()
         self._plugins = tuple(plugins)
         self._load = load
         self._local = local
@@ -355,31 +354,24 @@ class Router:
 
     async def metrics(self) -> dict[str, float]:
         """Counters and gauges by dotted name, summed over the workers and the router's own plugins ("longest": the longest)."""
-        found: dict[str, float] = dict(self.runtime.statistics()) if self.runtime is not None else {}
-        ready = [worker for worker in self.workers if worker.state == "ready" and worker.channel is not None]
-        answers = await asyncio.gather(*(_numbers(worker.channel) for worker in ready if worker.channel), return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, Numbers):
-                for name, value in answer.values.items():
-                    before = found.get(name, 0)
-                    found[name] = max(before, value) if name.endswith(".longest") else before + value
-        counts = self.book.counts
-        found |= {
-            "pool.queued": counts["queued"],
-            "pool.starting": counts["starting"],
-            "pool.running": counts["running"],
+        own = self.runtime.statistics() if self.runtime is not None else {}
+        return await self._counting.statistics(own, self.workers, self._own_numbers())
+
+    def _own_numbers(self) -> dict[str, float]:
+        counts, waiting = self.book.counts, self._waiting
+        running = counts["starting"] + counts["running"]
+        return {
+            **{f"pool.{name}": counts[name] for name in ("queued", "starting", "running")},
+            **{f"pool.state.{name}": name == self._state for name in STATES},
+            **self._counting.tenants(self.pool.tenants, len(waiting), running, waiting.waiting, waiting.running),
             "pool.kept": counts["done"],
             "pool.done": self.book.finished,
             "pool.output_bytes": self.book.output_bytes,
             "pool.payload_bytes": self.book.payload,
-            "pool.workers": len(self.workers),
-            "pool.workers_ready": sum(worker.state == "ready" for worker in self.workers),
-            "pool.workers_silent": len(self.workers) - sum(isinstance(answer, Numbers) for answer in answers),
-            "pool.worker_restarts": sum(worker.restarts for worker in self.workers),
+            "pool.started": self._started,
             "pool.uptime_seconds": time.time() - self._started,
             **{f"pool.{name}": self.numbers[name] for name in ("submitted", "refused", "forked", "retried", "lost", "reloads")},
         }
-        return found
 
     async def usage(self) -> dict[str, Usage]:
         asked = [worker for worker in self.workers if worker.state in ("ready", "draining") and worker.channel is not None]
@@ -562,6 +554,7 @@ class Router:
 
     def _end(self, entry: Entry, result: JobResult) -> None:
         self.book.done(entry, result)
+        self._counting.ended(entry.job.tenant, result)
         self._look_whether_empty()
 
     def _look_whether_empty(self) -> None:
@@ -601,7 +594,3 @@ class Router:
 
 
 _NO_TENANT = TenantConfig()
-
-
-async def _numbers(channel: Channel) -> Numbers:
-    return await channel.ask(Statistics(), Numbers, LOOK_SECONDS)

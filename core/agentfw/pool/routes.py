@@ -46,6 +46,8 @@ class Route:
     answer: Any = None
     lines: bool = False
     """The answer is one JSON text a line."""
+    text: bool = False
+    """The answer is (or, if it has an `answer`, may be) text in the one of Prometheus' formats that the request accepts."""
     status: int = 200
     errors: tuple[str, ...] = field(default=())
 
@@ -68,7 +70,8 @@ ROUTES = (
     Route("fork", "POST", "/v1/jobs/{id}/fork", "Copies of a running job, each from where it stands", body=ForkRequest,
           answer=JobList, status=201, errors=("no_such_job", "unsupported", "pool_full", "draining")),
     Route("describe", "GET", "/v1/pool", "The pool and its workers", answer=PoolInfo),
-    Route("metrics", "GET", "/v1/metrics", "Counters and gauges", query=MetricsQuery, answer=Metrics),
+    Route("metrics", "GET", "/v1/metrics", "Counters and gauges", query=MetricsQuery, answer=Metrics, text=True),
+    Route("prometheus", "GET", "/metrics", "The same as Prometheus reads it", text=True),
     Route("usage", "GET", "/v1/usage", "What the jobs that run have used so far", answer=UsageList),
     Route("plugin", "GET", "/v1/plugins/{plugin}/{what}",
           "What a plugin tells; which things there are, and which parameters, is the plugin's", free_query=True, answer=Any,
@@ -131,8 +134,9 @@ def _operation(route: Route, schema: dict[int, Any], parameters: dict[Any, Any])
     if route.answer is not None:
         part = _plain(schema[id(route.answer)])
         answer["content"] = {kind: {"schema": {"anyOf": [part, _ERROR]} if route.lines else part}}
-        if route.query is MetricsQuery:
-            answer["content"]["text/plain"] = {"schema": {"type": "string"}}
+    if route.text:
+        for media in ("text/plain", "application/openmetrics-text"):
+            answer.setdefault("content", {})[media] = {"schema": {"type": "string"}}
     answers: dict[str, Any] = {str(route.status): answer}
     codes = {"unauthorized", "forbidden", "unavailable", "internal", *route.errors}
     codes |= {"bad_request"} if route.query or route.free_query or route.body else set()

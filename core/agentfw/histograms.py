@@ -1,0 +1,56 @@
+"""Histograms of durations, counted where they happen: fixed buckets, one bisection and two additions an observation.
+
+In statistics a histogram NAME is a counter for each bucket that something fell into, `NAME.bucket.LE` (LE: its upper bound in
+seconds, that itself included, "inf" for the last; not cumulative), and `NAME.sum`. So histograms of several workers are added up
+as all counters are, and a bucket costs a name only if it was ever used.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+BUCKET = ".bucket."
+SUM = ".sum"
+
+SHORT = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Seconds: what takes a millisecond if all is well, and seconds if it is not: dispatches, names, connections."""
+LONG = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
+"""Seconds: what somebody else works for, as a model."""
+WARM = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.5, 2.0, 5.0, 10.0)
+"""Seconds: a VM's way from nothing to waiting for a job."""
+
+HOOK_SHIFT = 10
+"""Hook calls are counted by powers of four of a nanosecond, from 2**HOOK_SHIFT on: an index without a search."""
+HOOK_BUCKETS = 12
+HOOK = tuple((1 << HOOK_SHIFT + 2 * number) / 1e9 for number in range(HOOK_BUCKETS))
+"""Seconds: 1 us, 4 us, ..., 4.3 s."""
+
+
+class Histogram:
+    """`bounds`: upper ends of the buckets, rising; above the last one there is one more."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.sum += seconds
+
+    def statistics(self, name: str) -> dict[str, int | float]:
+        """Nothing if nothing was observed."""
+        found: dict[str, int | float] = {
+            f"{name}{BUCKET}{bound}": count for bound, count in zip(labels(self.bounds), self.counts, strict=True) if count
+        }
+        if found:
+            found[f"{name}{SUM}"] = self.sum
+        return found
+
+
+def labels(bounds: Sequence[float]) -> tuple[str, ...]:
+    """What buckets are called in statistics."""
+    return *(f"{bound:.10g}" for bound in bounds), "inf"
