@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
 from typing import Literal
 
+from . import statuses
+
 
 @dataclass(frozen=True, slots=True)
 class Agent:
@@ -50,5 +52,5 @@ def status_of(kind: str, code: int, signal: int) -> int:
     if kind == "code":
         return code
     if kind == "signal":
-        return 128 + signal
-    return {"timeout": 124, "internal": 125}.get(kind, 137)
+        return statuses.SIGNAL + signal
+    return {"timeout": statuses.TIME_OUT, "internal": statuses.OWN_FAULT}.get(kind, statuses.KILLED)

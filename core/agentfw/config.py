@@ -43,7 +43,7 @@ def path_beside(directory: Path, path: str) -> str:
 
 
 class RunConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """Table [run]: defaults of the options of `agentfw run` (which go before). None: the command's own default."""
+    """Table [run]: defaults of the options of `agentfw run` (which go before). What is left out is the command's own default."""
 
     plugins: tuple[str, ...] | None = None
     """Names or files, in calling order. Left out: dns, tls, policy, credentials, native, and inspect and audit if there is a

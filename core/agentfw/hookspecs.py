@@ -45,6 +45,9 @@ hookimpl = pluggy.HookimplMarker("agentfw")
 def start(runtime: Runtime) -> Awaitable[None] | None:
     """Before the first agent, in the running loop. May open connections, start tasks. An error here stops the command.
 
+    `runtime.dial(agent, destination)` gives a connected socket to a vetted address,
+    `runtime.resolve_addresses(agent, destination)` vetted addresses.
+
     Budget: seconds; it may wait.
     """
 
@@ -115,7 +118,8 @@ def connect(agent: Agent, destination: Destination, tls: TlsRequest | None) -> A
 
     `tls` None: no TLS on our side (schemes http, tcp, tls, udp). With it: the handshake is done and the name verified when this
     returns. Called after `allow`, once for each HTTP request and once for each raw flow. First result wins; raise ConnectError,
-    ResolveError or TlsError if it cannot be had. `Runtime.dial()` gives the vetted, connected socket to build on.
+    ResolveError or TlsError if it cannot be had. `Runtime.dial()` gives the vetted, connected socket to build on. It may say
+    which requests can be sent a second time (`agentfw.upstream.Replayable`); else these are GET, HEAD and OPTIONS.
 
     Budget: 50 us for a connection that is there, else what the network takes.
     """
@@ -149,8 +153,8 @@ def own_tls(agent: Agent, destination: Destination) -> Awaitable[OwnTls | None] 
 @hookspec
 def meters(agent: Agent, destination: Destination) -> list[Meter] | None:
     """The meters (`agentfw.metering.Meter`) that count, and limit, what this agent's flows to `destination` carry, besides those
-    attached to the agent's `Runtime.traffic()`. Called once for a flow, when its destination is known, and again after a
-    reload; all results count. Never awaitable.
+    attached to the agent's `Runtime.traffic()`, which are for all its flows (`runtime.traffic(agent).attach(meter)`).
+    Called once for a flow, when its destination is known, and again after a reload; all results count. Never awaitable.
 
     Budget: 20 us, once a flow.
     """
@@ -183,7 +187,11 @@ def recheck(agent: Agent, destination: Destination, head: RequestHead) -> Awaita
 def response(agent: Agent, destination: Destination, request: RequestHead, head: ResponseHead) -> Awaitable[None] | None:
     """The response head that came for it (the final one, or that of a switch of protocols, 101), before the agent sees it; may
     change status and headers, and append to `head.transforms` to see or change the body, or what the server sends after the
-    switch, as it streams, or to `head.observers` to see what the agent is sent. All implementations are called.
+    switch, as it streams, or to `head.observers` to see what the agent is sent, after all transforms. All implementations are
+    called.
+
+    A transform is a function, `transform(piece: bytes, last: bool) -> bytes`. One that makes much of little, or is slow, has
+    `parts(piece, last)` besides, an iterator of the same: other agents' turns come in between.
 
     Budget: 50 us, once an HTTP request; a transform or observer 5 us a piece and 1 ns a byte.
     """
@@ -261,8 +269,9 @@ def model_call(agent: Agent, call: ModelCall) -> None:
 
 @hookspec
 def audit(event: AuditEvent) -> None:
-    """Something was refused, a plugin failed, a report-only rule was met: `Runtime.audit()` was called. Must not block. Never
-    awaitable; errors are logged.
+    """Something was refused, a plugin failed, a report-only rule was met: `Runtime.audit()` was called
+    (`runtime.audit(AuditEvent.about("my_kind", agent, destination, reason=...))`). Must not block. Never awaitable; errors are
+    logged.
 
     Budget: 20 us; what takes longer belongs in a thread.
     """

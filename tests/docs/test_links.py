@@ -38,7 +38,7 @@ def test_every_page_is_in_the_index() -> None:
 
 def test_what_is_broken_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.docs.test_links.ROOT", tmp_path)
-    (tmp_path / "there.md").write_text("# A `b` heading, twice\n\n# A `b` heading, twice\n\n<a id=\"own\"></a>\n")
+    (tmp_path / "there.md").write_text('# A `b` heading, twice\n\n# A `b` heading, twice\n\n<a id="own"></a>\n')
     page = tmp_path / "page.md"
     page.write_text(
         "[a](there.md) [b](there.md#a-b-heading-twice) [c](there.md#a-b-heading-twice-1) [d](there.md#own)\n"

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 from agentfw.pool import api, wire
 from agentfw.pool.jobs import MAX_PAYLOAD
-from agentfw.pool.routes import ROUTES
-from agentfw.pool.wire import STATUS
 
 from tests.core.support import async_test
 
@@ -36,25 +34,6 @@ async def test_the_calls_work(tmp_path: Path) -> None:
         first, second = [await pool.client.wait(info.id) for info in (await pool.client.jobs())[::-1]]
         assert first.result is not None and first.result.status == 0
         assert second.result is not None and second.result.kind in ("signal", "killed")
-
-
-def rows(section: str) -> list[list[str]]:
-    text = TEXT.split(f"\n## {section}\n")[1].split("\n## ")[0]
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| `")]
-
-
-def test_operations_are_those_that_there_are() -> None:
-    found = {row[0].strip("`"): row[1] for row in rows("Operations")}
-    assert set(found) == {f"{route.method} {route.path}" for route in ROUTES}
-    for route in ROUTES:
-        text = found[f"{route.method} {route.path}"]
-        assert text.startswith(str(route.status)) == (route.status != 200)
-        for field in getattr(route.query, "__struct_fields__", ()):
-            assert re.search(rf"`{field}[`=]", text), (route.path, field)
-
-
-def test_errors_are_those_that_there_are() -> None:
-    assert {row[0].strip("`"): int(row[1]) for row in rows("Errors")} == STATUS
 
 
 def test_numbers_are_the_real_ones() -> None:

@@ -14,10 +14,9 @@ import importlib_metadata
 
 from ..errors import AgentfwError, ConfigError, HookError, PluginError, UnknownPlugin
 from ..hints import did_you_mean
+from ..statuses import OWN_FAULT
 from ..texts import why
 from .output import complain, say
-
-OWN_FAULT = 125
 
 _SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN}
 """What is wrong is the machine, or a limit, and not a line of ours."""

@@ -22,7 +22,7 @@ MAY_BLOCK = frozenset({"start", "stop"})
 
 
 class PluginsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """Table [plugins]."""
+    """Table [plugins]: how long hooks may take."""
 
     limits: dict[str, float | dict[str, float]] = {}
     """Seconds that an awaitable hook may take before its operation fails closed: by hook (`resolve = 10`), or for one plugin

@@ -46,7 +46,7 @@ class TemplateConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw
 
 
 class TenantConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """Table [pool.tenants.NAME]."""
+    """Table [pool.tenants.NAME]: what a tenant may have of the pool."""
 
     share: Annotated[float, Meta(ge=0.001, le=1000)] = 1.0
     """Of the CPU, against other tenants' shares, when there is not enough for all."""
@@ -70,7 +70,7 @@ class LimitsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
 
 
 class PoolConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """Table [pool]."""
+    """Table [pool]: how large a pool is, what its VMs are made of, who may use it."""
 
     workers: Annotated[int, Meta(ge=1, le=256)] | None = None
     """Worker processes; left out: one a CPU."""

@@ -26,25 +26,26 @@ MAX_LINE = 1 << 20
 
 Seconds = Annotated[float, Meta(ge=0, le=LONGEST_WAIT)]
 
-STATUS = {
-    "bad_request": 400,
-    "bad_job": 400,
-    "unauthorized": 401,
-    "forbidden": 403,
-    "not_found": 404,
-    "no_such_job": 404,
-    "method_not_allowed": 405,
-    "timeout": 408,
-    "unsupported": 409,
-    "too_large": 413,
-    "bad_config": 422,
-    "internal": 500,
-    "worker_lost": 502,
-    "pool_full": 503,
-    "draining": 503,
-    "unavailable": 503,
+ERRORS = {
+    "bad_request": (400, "not HTTP, or a parameter or body that is wrong"),
+    "bad_job": (400, "the job cannot be one"),
+    "unauthorized": (401, "no token, or a wrong one"),
+    "forbidden": (403, "another user, a web page (`Origin`), or a `Host` that is not the pool's"),
+    "not_found": (404, "no such path; no such plugin, or it knows no such thing"),
+    "no_such_job": (404, "no job has this id, or it ended long ago"),
+    "method_not_allowed": (405, "the path is there, for other methods"),
+    "timeout": (408, "the body did not come in time"),
+    "unsupported": (409, "not of this job, or not in its state"),
+    "too_large": (413, "the body is longer than the pool takes"),
+    "bad_config": (422, "agentfw.toml is wrong, and all stays as it was"),
+    "internal": (500, "our fault; the log says more"),
+    "worker_lost": (502, "a worker process died"),
+    "pool_full": (503, "too many jobs wait"),
+    "draining": (503, "the pool takes no more jobs"),
+    "unavailable": (503, "too many requests at once, or the pool is going, or nobody answers"),
 }
-"""HTTP status of each error code."""
+"""HTTP status and meaning of each error code."""
+STATUS = {code: status for code, (status, _) in ERRORS.items()}
 
 
 class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ Kind = Literal["events", "exchanges", "flows", "model_calls", "exits"]
 
 
 class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Table [audit]."""
+    """Table [audit]: the file that says what was done and refused."""
 
     file: str
     """Where JSON lines go, relative to agentfw.toml; mode 0600, and nowhere that agents see."""

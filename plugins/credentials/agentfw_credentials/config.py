@@ -104,7 +104,7 @@ class OAuthConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The table."""
+    """Table [credentials]: which secret goes where, and what agents have in its place."""
 
     rule: tuple[RuleConfig, ...] = ()
     """Which secret goes where, and as what."""

@@ -30,7 +30,7 @@ _GUESTS = [
 
 
 class DnsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """Table [dns]. Times in seconds."""
+    """Table [dns]: how names are resolved, and what is kept of the answers. Times in seconds."""
 
     mode: Literal["cache", "synthetic"] = "cache"
     """`"synthetic"`: agents are told addresses that only stand for names."""

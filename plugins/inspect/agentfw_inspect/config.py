@@ -59,7 +59,7 @@ class BudgetConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Table [inspect]."""
+    """Table [inspect]: calls of models, what they cost, what agents may use."""
 
     route: tuple[RouteConfig, ...] = ()
     """Hosts, besides the providers' own, where models are called."""

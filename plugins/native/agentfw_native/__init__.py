@@ -43,7 +43,7 @@ Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 
 
 class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Table [native]."""
+    """Table [native]: plain TCP and UDP, and names that the host resolves."""
 
     resolve: bool = True
     """Give names to the host's getaddrinfo() when no other plugin answered."""

@@ -112,7 +112,7 @@ class ProfileConfig(RulesConfig, forbid_unknown_fields=True, frozen=True, kw_onl
 
 
 class Config(RulesConfig, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """Table [policy]."""
+    """Table [policy]: who may be talked to, how, and how much."""
 
     profile: dict[str, ProfileConfig] = {}
     """Other rules for some agents."""

@@ -28,8 +28,8 @@ class ClientCertificateConfig(msgspec.Struct, forbid_unknown_fields=True, frozen
 
 
 class TlsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """Table [tls]. Times in seconds; counts are per destination unless they say otherwise. Names and defaults of limits are
-    Envoy's (circuit breakers, HTTP connection options)."""
+    """Table [tls]: whom the host trusts, and which connections agents share. Times in seconds; counts are per destination unless
+    they say otherwise. Names and defaults of limits are Envoy's (circuit breakers, HTTP connection options)."""
 
     ca_files: tuple[str, ...] = ()
     """PEM files of further authorities to trust; relative to agentfw.toml."""
