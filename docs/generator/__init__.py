@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from . import api, commands, hooks, python, statuses, tables
+from . import api, commands, hooks, metrics, python, statuses, tables
 from .markdown import Unknown
 
 PARTS: dict[str, Callable[..., str]] = {
@@ -18,6 +18,7 @@ PARTS: dict[str, Callable[..., str]] = {
     "operations": api.operations,
     "schemas": api.schemas,
     "api-errors": api.errors,
+    "metrics": metrics.tables,
     "statuses": statuses.statuses,
     "python": python.public,
 }

@@ -11,6 +11,7 @@ import pytest
 from agentfw.cli import hint_for
 from agentfw.config import Config
 from agentfw.errors import PluginError
+from agentfw.hookspecs import API_VERSION
 from agentfw.plugins import DEFAULT, available, load_plugins
 from agentfw.plugins.describe import describe
 from agentfw.scaffold import write_project
@@ -122,8 +123,8 @@ def test_show_knows_the_shipped_ones(agentfw: Agentfw) -> None:
         ("./argument.py", "plugin `argument`: the hook `allow` has no argument `agnt` (it has: `agent`, `destination`)"),
         ("./unmarked.py", "plugin `unmarked`: its method `allow` is named as a hook, but is none"),
         ("./inherited.py", "plugin `inherited`: its method `allow` is named as a hook, but is none"),
-        ("./newer.py", "plugin `./newer.py` needs hook API 1.7 or newer, this agentfw has 1.0: update agentfw"),
-        ("./other.py", "plugin `./other.py` is for hook API 2, this agentfw has 1.0: another major version"),
+        ("./newer.py", f"plugin `./newer.py` needs hook API 1.7 or newer, this agentfw has {API_VERSION}: update agentfw"),
+        ("./other.py", f"plugin `./other.py` is for hook API 2, this agentfw has {API_VERSION}: another major version"),
         ("./nonsense.py", "plugin `./nonsense.py` has a bad `api`: 'one'"),
         ("./number.py", "plugin `./number.py` has a bad `api`: 1"),
         ("./core.py", "may not be called `core`"),

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from agentfw.histograms import HOOK, SHORT, Histogram
-from agentfw.metrics import __main__ as reference
 from agentfw.metrics import expose
 from agentfw.metrics.catalog import CATALOG, IN_OTHERS, grows
 from agentfw.metrics.declared import MAX_SERIES, by_statistic
@@ -250,15 +249,3 @@ def test_a_process_may_be_called_anything(tmp_path: Path) -> None:
     assert found["process.router.start_time_seconds"] == pytest.approx(1001)
     (tmp_path / "7/stat").write_text("nonsense")
     assert measure({"router": 7}, tmp_path) == {}
-
-
-def test_the_reference_is_made_of_the_catalog(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = COUNTERS / "metrics.md"
-    assert reference.main(["--check", str(page)]) == 0, "stale: python -m agentfw.metrics docs/reference/metrics.md"
-    copy = tmp_path / "metrics.md"
-    copy.write_text(page.read_text().replace("| `agentfw_flows_total` | counter |", "| `agentfw_flows_total` | gauge |"))
-    assert reference.main(["--check", str(copy)]) == 1
-    assert reference.main([str(copy)]) == 0 and copy.read_text() == page.read_text()
-    assert reference.main([]) == 2 and "python -m agentfw.metrics" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="no place"):
-        reference.renewed("nothing")
