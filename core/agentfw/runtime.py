@@ -25,6 +25,7 @@ from .destination import Destination
 from .errors import AgentfwError, ConnectError, Denied, HookError, ResolveError, TlsError, UpstreamError
 from .flows import Flow
 from .metering import Meter, MeteredFlow, Traffic
+from .own_listeners import Listener, reached
 from .plugins import PluginManager
 from .plugins.watchdog import Watchdog
 from .relay import agents_trust, relay
@@ -80,6 +81,8 @@ class Runtime:
         self._reloading = asyncio.Lock()
         self._names: dict[str, NameMemory] = {}
         self._reserved: list[IPv4Network | IPv6Network] = []
+        self._listeners: dict[str, tuple[Listener, ...]] = {}
+        """By owner."""
         self._traffic: dict[str, Traffic] = {}
         self._ended: dict[str, None] = {}
         """Agents that exited last, oldest first: nothing is kept for what is left of them."""
@@ -216,6 +219,17 @@ class Runtime:
         """Of a canonical address."""
         return bool(self._reserved) and any(ip_address(address) in network for network in self._reserved)
 
+    def keep_from_agents(self, owner: str, listeners: Iterable[Listener]) -> None:
+        """Numeric addresses and ports that `owner` listens at for operators, in place of those it named before: no agent is
+        connected to them, whatever a policy says. In a pool's router they are its workers' too, from their start or next
+        reload on."""
+        self._listeners[owner] = tuple(listeners)
+
+    @property
+    def listeners(self) -> tuple[Listener, ...]:
+        """That agents are kept from."""
+        return tuple(dict.fromkeys(each for owned in self._listeners.values() for each in owned))
+
     def audit(self, event: AuditEvent) -> None:
         """Tell the plugins; never raises, never waits."""
         self.counters["audit_events"] += 1
@@ -307,6 +321,8 @@ class Runtime:
 
     def check_address(self, agent: Agent, destination: Destination, address: str) -> None:
         """Raise Denied unless this (canonical) address may be dialled for `destination`."""
+        if self._listeners and destination.scheme != "dns" and reached(address, destination.port, self.listeners) is not None:
+            raise Denied("addresses: operators", f"{address} port {destination.port} is for this host's operators", "core")
         if self.is_reserved(address):
             raise Denied("addresses: stand-ins", f"{address} stands for a name, and this agent was told of none", "core")
         if isinstance(agent, Operator):

@@ -247,6 +247,24 @@ class AgentStory(_View, frozen=True):
     """Of its VM (`VmStatistics`)."""
 
 
+class OutputPiece(_View, frozen=True):
+    """Text of one stream, in the order in which it came; bytes that are no UTF-8 are U+FFFD."""
+
+    stream: Literal[1, 2]
+    text: str
+
+
+class OutputTail(_View, frozen=True):
+    """The end of what a job wrote."""
+
+    id: str
+    pieces: list[OutputPiece] = []
+    skipped: int = 0
+    """Bytes of both streams before that."""
+    ended: bool = False
+    """Nothing more will come."""
+
+
 class AgentTable(_View, frozen=True):
     """`rows`: those that changed since `since` was handed out; all, if it was 0 or is too old."""
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import json
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -139,13 +139,20 @@ class _Process:
         self._task = asyncio.current_task()
         place = SocketPlace.take(service.socket)
         api: ApiServer | None = None
-        router = self._router = Router(service.config, service.plugins, load=service.load)
+        router: Router | None = None
+        sockets: list[socket.socket] = []
         with self._signals():
             try:
+                sockets = self._bind(listen)
+                own = [sock.getsockname()[:2] for sock in sockets]
+                router = self._router = Router(
+                    service.config, service.plugins, load=service.load, place=place.path, listeners=own
+                )
                 await self._start(router)
                 api = ApiServer(router, self._asked_to_stop)
                 await api.start()
-                await self._open(api, place, listen)
+                await self._open(api, place, listen, sockets)
+                sockets = []
                 await self._tell(router, place)
                 self._ready = True
                 if self._again:
@@ -157,6 +164,8 @@ class _Process:
                     raise
                 return 128 + self._signal
             finally:
+                for sock in sockets:
+                    sock.close()
                 await self._end(router, api, place)
         return 128 + self._signal if self._now.is_set() and self._signal is not None else 0
 
@@ -179,17 +188,30 @@ class _Process:
                 if self._on_warm is not None:
                     self._on_warm(warm, idle)
 
-    async def _open(self, api: ApiServer, place: SocketPlace, listen: tuple[str, int, bytes] | None) -> None:
+    def _bind(self, listen: tuple[str, int, bytes] | None) -> list[socket.socket]:
+        """Before anything is started, so that agents are kept from it. ConfigError: the port is somebody else's."""
+        from ..pool.guard import bind_tcp
+
+        if listen is None:
+            return []
+        host, port, _ = listen
+        try:
+            return bind_tcp(host, port)
+        except OSError as error:
+            text = f"cannot listen at {host}:{port}: {error.strerror or error}"
+            raise self._service.config.error("pool.listen", text) from None
+
+    async def _open(
+        self, api: ApiServer, place: SocketPlace, listen: tuple[str, int, bytes] | None, sockets: list[socket.socket]
+    ) -> None:
+        from ..pool.guard import is_loopback
+
         if listen is not None:
-            host, port, token = listen
-            try:
-                chosen = await api.listen_tcp(host, port, token)
-            except OSError as error:
-                raise self._service.config.error(
-                    "pool.listen", f"cannot listen at {host}:{port}: {error.strerror or error}"
-                ) from None
+            host, _, token = listen
+            chosen = sockets[0].getsockname()[1]
+            await api.serve_tcp(sockets, host, token)
             if not self._service.quiet:
-                if not _is_loopback(host):
+                if not is_loopback(host):
                     say(f"note: what is said to {host} is not encrypted, the token neither: put a TLS server before it")
                 say(f"listening at http://{host if ':' not in host else f'[{host}]'}:{chosen}")
         await api.listen_unix(place.bind())
@@ -230,13 +252,14 @@ class _Process:
                 task.cancel()
             await asyncio.gather(draining, hurry, return_exceptions=True)
 
-    async def _end(self, router: Router, api: ApiServer | None, place: SocketPlace) -> None:
+    async def _end(self, router: Router | None, api: ApiServer | None, place: SocketPlace) -> None:
         """Jobs first, so that those who wait for them are told; then the API. Each step whatever became of the one before."""
         if self._reloading is not None:
             self._reloading.cancel()
             await asyncio.gather(self._reloading, return_exceptions=True)
         try:
-            await router.close()
+            if router is not None:
+                await router.close()
         finally:
             try:
                 if api is not None:
@@ -312,13 +335,6 @@ class _Process:
 async def _count(router: Router) -> int:
     info: PoolInfo = await router.describe()
     return info.running + info.queued
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 @contextlib.asynccontextmanager

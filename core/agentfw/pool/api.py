@@ -20,7 +20,7 @@ from aiohttp import web
 
 from ..metrics import expose
 from .backend import Backend
-from .guard import HEADERS, Connection, Listener
+from .guard import HEADERS, Connection, Listener, bind_tcp
 from .jobs import Job, JobInfo, Output, PoolError, in_words
 from .places import BACKLOG
 from .routes import ROUTES, Route, openapi
@@ -85,11 +85,17 @@ class ApiServer:
 
     async def listen_tcp(self, host: str, port: int, token: bytes) -> int:
         """-> the port. OSError."""
+        sockets = bind_tcp(host, port)
+        await self.serve_tcp(sockets, host, token)
+        return int(sockets[0].getsockname()[1])
+
+    async def serve_tcp(self, sockets: list[socket.socket], host: str, token: bytes) -> None:
+        """On sockets that are bound to the addresses of `host`; they are its own from now on."""
         loop = asyncio.get_running_loop()
         listener = Listener.tcp(host, token)
-        server = await loop.create_server(lambda: Connection(listener, self._runner.server, loop), host, port, backlog=BACKLOG)
-        self._servers.append(server)
-        return int(server.sockets[0].getsockname()[1])
+        for sock in sockets:
+            server = await loop.create_server(lambda: Connection(listener, self._runner.server, loop), sock=sock, backlog=BACKLOG)
+            self._servers.append(server)
 
     def stop_listening(self) -> None:
         """No more connections; those that are open go on."""

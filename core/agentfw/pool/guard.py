@@ -40,6 +40,16 @@ class Listener:
     names: frozenset[str] = frozenset({"localhost", "agentfw"})
     """Host names that it answers to, beyond numeric addresses over TCP."""
     users: frozenset[int] = field(default_factory=lambda: frozenset({0, os.getuid()}))
+    most: int | None = None
+    """Connections at once; None: CONNECTIONS."""
+    headers: Mapping[str, str] = field(default_factory=lambda: HEADERS)
+    """Of each answer that is given before a request is looked at."""
+    unread: float | None = None
+    """Seconds after which a peer that takes nothing of what is for it is cut off, tcp(7) TCP_USER_TIMEOUT; None: never."""
+    head: int = 8190
+    """Bytes of a request's line, and of each of its header fields."""
+    fields: int = 128
+    """Header fields of a request."""
     open: int = 0
     refused: int = 0
     """Connections that are being told that they are not wanted."""
@@ -73,6 +83,32 @@ class Listener:
         return self.token is not None
 
 
+def is_loopback(host: str) -> bool:
+    """What is said to it does not leave this host."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def bind_tcp(host: str, port: int) -> list[socket.socket]:
+    """Sockets bound to all addresses of `host`, at one port (0: any that is free); they do not listen yet. OSError."""
+    made: list[socket.socket] = []
+    try:
+        for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):
+            sock = socket.socket(family, kind | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+            made.append(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.bind((address[0], made[0].getsockname()[1] if len(made) > 1 else port, *address[2:]))
+    except BaseException:
+        for sock in made:
+            sock.close()
+        raise
+    return made
+
+
 class Connection(RequestHandler):
     """aiohttp's, for peers of ours only, so many at once, and with errors in the API's form."""
 
@@ -85,6 +121,9 @@ class Connection(RequestHandler):
             auto_decompress=False,  # a kilobyte may become a megabyte
             access_log=None,  # type: ignore[arg-type]
             logger=_Quiet(log),  # type: ignore[arg-type]
+            max_line_size=listener.head,
+            max_field_size=listener.head,
+            max_headers=listener.fields,
         )
         self.listener = listener
         self._counted = False
@@ -94,18 +133,20 @@ class Connection(RequestHandler):
         error = None
         if self.listener.token is None and (user := _user(transport)) not in self.listener.users:
             error = PoolError("forbidden", f"this pool serves the user with the id {os.getuid()}, not {user}")
-        elif self.listener.open >= CONNECTIONS:
-            error = PoolError("unavailable", f"more than {CONNECTIONS} connections")
+        elif self.listener.open >= (most := self.listener.most or CONNECTIONS):
+            error = PoolError("unavailable", f"more than {most} connections")
         if error is not None:
             body = msgspec.json.encode(ErrorBody.of(error))
             status = "403 Forbidden" if error.code == "forbidden" else "503 Service Unavailable"
-            fixed = "".join(f"{name}: {value}\r\n" for name, value in HEADERS.items())
+            fixed = "".join(f"{name}: {value}\r\n" for name, value in self.listener.headers.items())
             head = f"HTTP/1.1 {status}\r\n{fixed}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
             transport.write(f"{head}Connection: close\r\n\r\n".encode() + body)  # type: ignore[attr-defined]
             self._turn_away(transport)
             return
         self._counted = True
         self.listener.open += 1
+        if self.listener.unread is not None and (sock := transport.get_extra_info("socket")) is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self.listener.unread * 1000))
         super().connection_made(transport)
 
     def _turn_away(self, transport: asyncio.BaseTransport) -> None:
@@ -140,7 +181,7 @@ class Connection(RequestHandler):
         text = "not a request that can be understood" if status < 500 else "an internal error"
         response = web.Response(
             status=status, body=msgspec.json.encode(ErrorBody.of(PoolError(code, text))), content_type="application/json",
-            headers=HEADERS,
+            headers=self.listener.headers,
         )  # fmt: skip
         response.force_close()
         return response

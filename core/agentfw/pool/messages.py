@@ -57,6 +57,8 @@ class Setup(_Message, frozen=True):
     configuration: Configuration
     engine: str
     """MODULE:CLASS"""
+    listeners: tuple[tuple[str, int], ...] = ()
+    """Numeric addresses and ports that its agents must not be connected to."""
 
 
 class Run(_Message, frozen=True):
@@ -126,6 +128,7 @@ class Apply(_Message, frozen=True):
     configuration: Configuration
     size: int
     idle: int
+    listeners: tuple[tuple[str, int], ...] = ()
 
 
 # -- worker -> router

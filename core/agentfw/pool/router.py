@@ -18,17 +18,17 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 import msgspec
 
 from ..config import Config
-from ..errors import AgentfwError, ConfigError
 from ..metrics.catalog import STATES
 from ..plugins import load_plugins
 from ..runtime import Runtime
-from . import authority, dealing, templates
+from . import authority, changes, dealing, templates
 from .book import Book, Entry
 from .config import PoolConfig, TenantConfig
 from .counting import LOOK_SECONDS, Counting
@@ -76,7 +76,8 @@ log = logging.getLogger("agentfw.pool")
 
 class Router:
     """`plugins`: names, as for `load_plugins()`; `load`: reads the configuration again; `local`: one engine in this process
-    instead of worker processes; `engine`: MODULE:CLASS of another engine, for tests."""
+    instead of worker processes; `engine`: MODULE:CLASS of another engine, for tests; `place`: the socket that its control API is
+    served at; `listeners`: numeric addresses and ports that it is served at besides, which agents must not reach."""
 
     def __init__(
         self,
@@ -87,6 +88,8 @@ class Router:
         local: bool = False,
         patience: Patience | None = None,
         engine: str = ENGINE,
+        place: Path | None = None,
+        listeners: Sequence[tuple[str, int]] = (),
     ) -> None:
         self.config = config
         self.pool = config.plugin("pool", PoolConfig)
@@ -97,6 +100,8 @@ class Router:
         self._plugins = tuple(plugins)
         self._load = load
         self._local = local
+        self.place = place
+        self._listeners = tuple(listeners)
         self._patience = patience or Patience()
         self._engine = engine
         self._started = time.time()
@@ -125,6 +130,7 @@ class Router:
             manager = load_plugins(self._plugins, self.config)
             runtime = Runtime(asyncio.get_running_loop(), manager, self.config)
             runtime.pool = authority.RouterLink(self, lambda: self.workers)
+            runtime.keep_from_agents("control API", self._listeners)
             await runtime.start()
             self.runtime = runtime
             self._check_not_closed()
@@ -146,7 +152,7 @@ class Router:
             raise
         self._state = "ready"
         if len(self.workers) > 1:
-            self._dealing = asyncio.create_task(dealing.deal_always(lambda: self.workers, self._weight))
+            self._dealing = asyncio.create_task(dealing.deal_always(lambda: self.workers, lambda name: self._tenant(name).share))
         self._pump()
 
     async def close(self) -> None:
@@ -401,19 +407,7 @@ class Router:
             runtime = self.runtime
             if runtime is None or self._state == "stopping":
                 raise PoolError("unavailable", "the pool does not run")
-            try:
-                config = self._load()
-                pool = config.plugin("pool", PoolConfig)
-                for key in ("workers", "socket", "listen"):
-                    if getattr(pool, key) != getattr(self.pool, key):
-                        raise config.error(f"pool.{key}", "needs a restart of the pool")
-                if pool.size < len(self.workers):
-                    raise config.error("pool.size", f"fewer VMs than the {len(self.workers)} workers needs a restart of the pool")
-                runtime.plugins.check(config)
-            except ConfigError as error:
-                raise PoolError("bad_config", str(error), error.hint) from None
-            except AgentfwError as error:
-                raise PoolError("bad_config", str(error)) from None
+            config, pool = changes.read_again(self._load, self.pool, len(self.workers), runtime.plugins)
             await templates.check(pool, config.run, (self.pool, self.config.run))
             configuration = Configuration.of(config)
             ready = [worker for worker in self.workers if worker.state == "ready"]
@@ -438,7 +432,7 @@ class Router:
     async def _apply(self, worker: Worker, configuration: Configuration) -> None:
         setup = self.setup(worker)
         try:
-            await worker.link().ask(Apply(configuration, setup.size, setup.idle), Changed, RELOAD_SECONDS)
+            await worker.link().ask(Apply(configuration, setup.size, setup.idle, setup.listeners), Changed, RELOAD_SECONDS)
             worker.slots = setup.size
         except PoolError as error:
             worker.replace(f"it did not take the configuration that it had agreed to: {error}")
@@ -458,6 +452,7 @@ class Router:
             self._plugins,
             Configuration.of(self.config),
             self._engine,
+            self.runtime.listeners if self.runtime is not None else (),
         )
 
     def ready(self, worker: Worker) -> None:
@@ -568,9 +563,6 @@ class Router:
 
     def _tenant(self, name: str) -> TenantConfig:
         return self.pool.tenants.get(name) or _NO_TENANT
-
-    def _weight(self, tenant: str) -> float:
-        return self._tenant(tenant).share
 
     def _at_once(self, tenant: str) -> bool:
         """A job of this tenant would not wait."""

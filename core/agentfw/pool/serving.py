@@ -208,6 +208,7 @@ class Serving:
                 manager = load_plugins(setup.plugins, config)
                 runtime = Runtime(asyncio.get_running_loop(), manager, config)
                 runtime.pool = PoolLink(self.channel, setup.number)
+                runtime.keep_from_agents("pool", setup.listeners)
                 await runtime.start()
             self._runtime = runtime
             engine = engine_class(setup.engine)(runtime, pool, config.run, size=setup.size, idle=setup.idle)
@@ -306,6 +307,7 @@ class Serving:
         config = message.configuration.config()
         tables: list[str] = []
         if self._given is None:
+            self._runtime.keep_from_agents("pool", message.listeners)
             tables = list((await self._runtime.reload(config)).tables)
         self._engine.reload(engine_config(config), config.run)
         return tables

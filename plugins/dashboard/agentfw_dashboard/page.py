@@ -1,0 +1,194 @@
+"""The page of one process: its listener, its token, and what becomes of both when the configuration changes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentfw import ConfigError
+from agentfw.pool.guard import bind_tcp, is_loopback
+from agentfw.pool.tokens import read_token
+
+from .config import Config
+from .web import Access, WebServer
+from .web.door import Door
+from .web.files import load
+from .web.server import Metrics, Output
+from .web.shared import Source
+
+if TYPE_CHECKING:
+    import socket
+
+    from agentfw.runtime import Runtime
+
+STATIC = Path(__file__).parent / "static"
+OWNER = "dashboard"
+"""Under which the runtime keeps the page's addresses from agents."""
+
+log = logging.getLogger("agentfw.dashboard")
+
+
+class Page:
+    """`beside`: the pool's socket, if it has one: a token of our own is in a file next to it."""
+
+    def __init__(self, config: Config, runtime: Runtime, source: Source, *, beside: Path | None = None,
+                 output: Output | None = None, metrics: Metrics | None = None) -> None:  # fmt: skip
+        self.config = config
+        self.trouble = ""
+        """Why it does not listen though it should."""
+        self._runtime = runtime
+        self._file = None if beside is None else beside.with_name(f"{beside.name}.dashboard-token")
+        self._made: tuple[int, int] | None = None
+        self._own_token = secrets.token_urlsafe(32).encode()
+        token = self._token(config)
+        self.server = WebServer(source, Access(token), files=load(STATIC), door=Door.of(config.names, config.url), output=output,
+                                metrics=metrics)  # fmt: skip
+        self.addresses: list[tuple[str, int]] = []
+        """That it listens at, numeric."""
+
+    async def start(self) -> None:
+        """ConfigError: the port is somebody else's, or the token cannot be read."""
+        await self.server.start()
+        try:
+            self._write_token()
+            await self._listen(self.bind(self.config))
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Idempotent."""
+        self._runtime.keep_from_agents(OWNER, ())
+        await self.server.close()
+        self._remove_token()
+
+    # -- where it is
+
+    @property
+    def url(self) -> str:
+        """Of the page, as people on this machine reach it; "" if it has none."""
+        if not self.addresses:
+            return ""
+        host, port = self.addresses[0]
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    def login_url(self, seconds: float | None = None) -> str:
+        """With a code that is good for one login; "" if there is no page."""
+        code = self.server.access.new_code() if seconds is None else self.server.access.new_code(seconds)
+        return f"{self.url}/login?code={code}" if self.url else ""
+
+    def counters(self) -> dict[str, int | float]:
+        server = self.server
+        return {
+            "connections": server.open,
+            "viewers": server.events.viewers,
+            "sessions": server.access.sessions,
+            "logins": server.logins,
+            "requests_refused": server.refused,
+            "collections": server.shared.collections,
+            "frames": server.events.frames,
+            "frames_skipped": server.events.skipped,
+        }
+
+    # -- the configuration
+
+    def check(self, config: Config) -> bytes:
+        """Whether it could be so; -> the token. ConfigError."""
+        token = self._token(config)
+        if config.address != self.config.address and config.address is not None and not self._has(config.address):
+            for sock in self.bind(config):
+                sock.close()
+        return token
+
+    def adopt(self, config: Config, token: bytes) -> None:
+        """All but the listener."""
+        self.config = config
+        self.server.access.change_token(token)
+        self.server.door = Door.of(config.names, config.url)
+        self._write_token()
+
+    async def move(self) -> None:
+        """To where the configuration says; with that taken meanwhile it stays where it was."""
+        if self.config.address == self._at:
+            return
+        before = self.addresses
+        if self.config.address is None or self._has(self.config.address):
+            self.server.stop_listening()
+        try:
+            sockets = self.bind(self.config)
+        except ConfigError as error:
+            self.trouble = str(error)
+            log.error("%s", error)
+            if before and not self.server.listening:
+                await self._listen([sock for host, port in before for sock in bind_tcp(host, port)])
+            return
+        self.server.stop_listening()
+        await self._listen(sockets)
+        log.info("the dashboard is at %s now", self.url or "no address")
+
+    def bind(self, config: Config) -> list[socket.socket]:
+        """ConfigError, with the key."""
+        if config.address is None:
+            return []
+        host, port = config.address
+        try:
+            return bind_tcp(host, port)
+        except OSError as error:
+            found = self._runtime.config.error("dashboard.listen", f"cannot listen at {config.listen}: {error.strerror or error}")
+            found.hint = 'another one has the port: name a free one, 0 for any, or "" for no page'
+            raise found from None
+
+    async def _listen(self, sockets: list[socket.socket]) -> None:
+        self._at = self.config.address
+        self.addresses = [sock.getsockname()[:2] for sock in sockets]
+        self._runtime.keep_from_agents(OWNER, self.addresses)
+        await self.server.serve(sockets)
+        self.trouble = ""
+        if self.config.address is not None and not is_loopback(self.config.address[0]):
+            log.warning("the dashboard at %s is not encrypted, its token neither: put a TLS server before it", self.config.listen)
+
+    def _has(self, address: tuple[str, int]) -> bool:
+        return bool(address[1]) and any(address[1] == port for _, port in self.addresses)
+
+    # -- the token
+
+    def _token(self, config: Config) -> bytes:
+        if config.token_file is None:
+            return self._own_token
+        try:
+            return read_token(config.token_file)
+        except ConfigError as error:
+            raise self._runtime.config.located("dashboard", error) from None
+
+    def _write_token(self) -> None:
+        """One of our own into a file of mode 0600; ConfigError."""
+        if self._file is None or self.config.token_file is not None:
+            self._remove_token()
+            return
+        if self._made is not None:
+            return
+        with contextlib.suppress(FileNotFoundError):
+            self._file.unlink()  # of a pool that was killed; the place is locked by this one
+        try:
+            descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                found = os.fstat(descriptor)
+                self._made = found.st_dev, found.st_ino
+                file.write(self._own_token + b"\n")
+        except OSError as error:
+            raise ConfigError("dashboard.token_file", f"{self._file} cannot be written: {error.strerror}") from None
+
+    def _remove_token(self) -> None:
+        """If it is still the one that we made."""
+        made, self._made = self._made, None
+        if made is None or self._file is None:
+            return
+        with contextlib.suppress(OSError):
+            found = self._file.lstat()
+            if (found.st_dev, found.st_ino) == made:
+                self._file.unlink()
