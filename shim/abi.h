@@ -10,7 +10,7 @@
 #define AFW_ABI_H
 #include <stdint.h>
 
-#define AFW_ABI 8
+#define AFW_ABI 9
 
 /* ---- Guest address space. GVA = GPA; 2 MiB leaves, user+write+exec; GVA 0..2 MiB is not mapped (null dereferences fault,
  * and the page tables, which lie there as GPA, are out of the guest's sight). Everything runs at CPL 3. ---- */
@@ -75,6 +75,7 @@ struct afw_shim_header {
 #define AFW_TABLE_END 453            /* numbers from here on are unknown, and those in the gap, which the table leaves out */
 #define AFW_TABLE_GAP 335
 #define AFW_TABLE_GAP_SIZE 89
+#define AFW_TABLE_SIZE 364           /* entries: AFW_TABLE_END less the gap */
 #define AFW_TABLE_EPERM 112          /* setsid */
 #define AFW_TABLE_ENOSYS 101         /* ptrace */
 
@@ -176,6 +177,7 @@ struct afw_ctl {
     uint64_t cpu_since;              /* h  what the clock above said at the last entry, which is when cpu_ns was counted */
     uint64_t timer;                  /* g  when somebody wants the vCPU, by that clock; 0, ~0: nobody at any known time. The slice ends then */
     uint64_t tick;                   /* h  when the slice ends as it is: a kick makes the host look at an earlier `timer` */
+    uint64_t calls[AFW_TABLE_SIZE];  /* g  system calls by their place in the table (what is beyond it: n_enosys); believed by nobody */
 };
 /* What stat() found, kept for the next one who asks: written by the cell, as it answers, with what it expects to be asked next. Good
  * while ctl.changes is `changes`, for 2 ms from `at` on. */

@@ -4,7 +4,7 @@
 
 #define BLOB 0x210000                /* AFW_SHIM */
 #define SHIM_MAGIC 0x314d4853574641  /* AFW_SHIM_MAGIC */
-#define SHIM_ABI 8                   /* AFW_ABI */
+#define SHIM_ABI 9                   /* AFW_ABI */
 #define CTL_ADDR 0x204000
 #define CTL_RESCHED (CTL_ADDR + 12)
 #define CTL_XCR0 (CTL_ADDR + 200)
@@ -18,6 +18,7 @@
 #define CTL_BACKSTOP_RIP (CTL_ADDR + 344)
 #define CTL_FD_TABLE (CTL_ADDR + 96)
 #define CTL_FD_SIZE (CTL_ADDR + 104)
+#define CTL_CALLS (CTL_ADDR + 952)
 
 #define USER_CS 0x33
 #define USER_SS 0x2b

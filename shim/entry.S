@@ -49,6 +49,7 @@ traced_entry:
     cmp $SYSCALLS - GAP, %eax
     jae 1f
 4:  mov %eax, %eax
+    incq CTL_CALLS(,%rax,8)          /* in the control page, which each VM has for itself anyhow */
     movzwl syscall_table(,%rax,2), %eax
     add $BLOB, %eax
 5:  cmp $io_fd, %eax

@@ -34,6 +34,8 @@ void hot_opened(struct vm *v, const char *path, uint64_t size)
     (void)size;
 }
 
+uint64_t clock_ticks(uint64_t ticks) { return ticks; }
+
 int memory_map_file(struct vm *v, int fd, uint64_t gva, uint64_t len, int prot, enum map_how how, uint64_t offset, const char *name, struct tnode *file)
 {
     (void)v, (void)prot, (void)how, (void)file;

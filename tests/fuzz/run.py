@@ -16,7 +16,7 @@ ROOT = HERE.parents[1]
 CELL, LIB = ROOT / "vmm/native/cell", ROOT / "vmm/native/lib"
 #: The file system and the calls that are answered beside it, as they can be built without a VM (also for tests/vfs/driver.py)
 FILES = "vfs walk filerules rules handles tmpfs tmpdata savefs readdir synth procself proccpu procfd fds inside locks kept ahead"
-FILES += " modules openops pathops nameops fileops calls callproc filecalls fdcalls copyops"
+FILES += " modules sight openops pathops nameops fileops calls callproc filecalls fdcalls copyops"
 VFS = [*(CELL / f"{name}.c" for name in FILES.split()), ROOT / "tests/vfs/guest_memory.c"]
 TARGETS = {
     "elf": [CELL / "elf.c"],

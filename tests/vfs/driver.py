@@ -56,7 +56,8 @@ def build(directory: Path, sanitize: bool) -> Path:
     subprocess.run(
         ["cc", *flags, "-g", "-std=gnu11", "-D_GNU_SOURCE", "-pthread", "-Wall", "-Wextra", "-Werror"]
         + [f"-I{ROOT}/shim", f"-I{ROOT}/vmm/native", f"-I{cell}"]
-        + ["-o", str(program), str(ROOT / "tests/vfs/harness.c")]
+        + [f"-I{ROOT}/vmm/native/lib", "-o", str(program)]
+        + [str(ROOT / "tests/vfs/harness.c"), str(ROOT / "vmm/native/lib/sight.c")]
         + [str(source) for source in VFS],
         check=True,
     )

@@ -13,6 +13,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #include "guest_memory.h"
+#include "internal.h"
 #include "vfs.h"
 
 #define MEMORY (160ull << 20)
@@ -29,6 +30,8 @@ void hot_opened(struct vm *v, const char *path, uint64_t size)
     (void)path;
     (void)size;
 }
+
+uint64_t clock_ticks(uint64_t ticks) { return ticks; }
 
 int memory_map_file(struct vm *v, int fd, uint64_t gva, uint64_t len, int prot, enum map_how how, uint64_t offset, const char *name, struct tnode *file)
 {
@@ -120,6 +123,7 @@ static void take(void *out, size_t n)
     if (n && fread_unlocked(out, 1, n, stdin) != n) {
         vfs_free(vm.vfs);
         rules_free(vm.rules);
+        sight_free(&vm);
         exit(0);
     }
 }
@@ -130,6 +134,7 @@ int main(void)
     if (vm.mem == MAP_FAILED || mprotect(vm.mem + HOLE, HOLE_END - HOLE, PROT_NONE))
         return 1;
     vm.memory_limit = 256 << 20;
+    vm.shared_sight = calloc(1, AFW_SIGHT_SIZE);
     struct afw_ctl *ctl = (struct afw_ctl *)(vm.mem + AFW_CTL);
     vm.ctl = ctl;
     call_boot(ctl);
@@ -246,6 +251,10 @@ int main(void)
             rules_free(rules);
             break;
         }
+        case 15:                     /* what it did so far, as the worker gets it */
+            result = sight_copy(vm.shared_sight, out);
+            out_size = (uint32_t)result;
+            break;
         default:
             return 3;
         }

@@ -7,5 +7,19 @@ from .flows import GuestFlow
 from .handler import CellHandler
 from .report import VmExit, VmStatistics
 from .saved import SavedVm
+from .sight import OpenedFile, Sight, SyscallCount
 
-__all__ = ["Cell", "CellConfig", "CellError", "CellHandler", "GuestFlow", "Mount", "SavedVm", "VmExit", "VmStatistics"]
+__all__ = [
+    "Cell",
+    "CellConfig",
+    "CellError",
+    "CellHandler",
+    "GuestFlow",
+    "Mount",
+    "OpenedFile",
+    "SavedVm",
+    "Sight",
+    "SyscallCount",
+    "VmExit",
+    "VmStatistics",
+]

@@ -80,6 +80,7 @@ class Lib(Protocol):
     AFW_EV_SAVED: int
     AFW_EV_RULES: int
     AFW_EV_STANDS: int
+    AFW_EV_SIGHT: int
     AFW_CMD_BOOT: int
     AFW_CMD_RESTORE: int
     AFW_RESTORE_SOON: int
@@ -93,6 +94,7 @@ class Lib(Protocol):
     AFW_CMD_LIMIT: int
     AFW_CMD_RULES: int
     AFW_CMD_DISCARD: int
+    AFW_CMD_SIGHT: int
     AFW_G_TX_EOF: int
     AFW_G_CLOSED: int
     AFW_G_RX_OFF: int
@@ -134,6 +136,7 @@ class Lib(Protocol):
     AFW_OP_FLOW_OPEN: int
     AFW_RULES_SIZE: int
     AFW_NOTE_SIZE: int
+    AFW_SIGHT_OTHER: int
     AFW_RULES_MAX: int
     AFW_RULES_PARTS: int
     AFW_RULES_RMDIR: int
@@ -163,6 +166,7 @@ class Lib(Protocol):
     def afw_worker_site_area(self, w: Worker, runner: int, /) -> Bytes: ...
     def afw_worker_site_answer(self, w: Worker, runner: int, packed: bytes, size: int, /) -> int: ...
     def afw_worker_rules(self, w: Worker, vm: int, rules: bytes, size: int, /) -> int: ...
+    def afw_worker_sight(self, w: Worker, vm: int, out: Bytes, /) -> int: ...
     def afw_worker_other_memory(self, w: Worker, most: int, /) -> int: ...
     def afw_window_reset(self, w: Worker, vm: int, keep: bool, /) -> int: ...
     def afw_flow_accept(self, w: Worker, vm: int, flow: int, /) -> None: ...
@@ -253,6 +257,15 @@ def counters(vm: VmStruct) -> tuple[int, ...]:
 
 _COUNTERS = struct.Struct("<16QI4x6Q")
 _COUNTERS_AT: int = _ffi.offsetof("struct afw_vm_shm", "exits")
+
+
+def sight(w: Worker, vm: int) -> bytes:
+    """What `afw_worker_sight` copies."""
+    size = lib.afw_worker_sight(w, vm, _SIGHT)
+    return take(_SIGHT, size) if size > 0 else b""
+
+
+_SIGHT = new_bytes(_vmm.lib.AFW_SIGHT_SIZE)
 
 
 def needs() -> list[tuple[str, int, int]]:

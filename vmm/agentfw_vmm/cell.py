@@ -19,11 +19,12 @@ from . import _lib, report, saved, sites
 from ._lib import CELL_PROGRAM, FLOW_FIRST, QUEUE, RING, Worker, lib, take, view
 from .cell_log import CellLog
 from .config import CellConfig, encode
+from .controls import Controls
 from .errors import CellError
 from .flows import GuestFlow, asked
 from .handler import CellHandler
 from .life import JOB, Life
-from .report import VmExit, VmStatistics, rate
+from .report import VmExit, VmStatistics
 from .rules import refuses_connections
 from .saved import SavedVm, Saver
 from .trace_socket import TraceSocket
@@ -33,7 +34,6 @@ logger = logging.getLogger("agentfw.vmm")
 _EVENT = struct.Struct("<IIIIQQQQQQ")
 _START_SECONDS = 30.0
 _QUIT_SECONDS = 2.0
-_MOST_SECONDS = 1e9  # of CPU time, in a limit
 _CPUCLOCK_SCHED = 2  # clock ids of processes: ~pid << 3 | this (clock_getcpuclockid(3))
 _EMPTY_SECONDS = 1.0
 _NOTES = 20  # log lines about one life of a VM
@@ -41,7 +41,7 @@ _NOTES = 20  # log lines about one life of a VM
 _SANITIZER_ENV = ("ASAN_OPTIONS", "UBSAN_OPTIONS", "LSAN_OPTIONS")
 
 
-class Cell:
+class Cell(Controls):
     """One process with its VMs. Make it with `await Cell.start(...)`, end it with `await close()`.
 
     All methods belong to the event loop's thread. That thread must live as long as the cell: the kernel kills the cell when it
@@ -287,6 +287,7 @@ class Cell:
         record = self._vms[vm] = Life()
         record.unconnected = refuses_connections(rules)
         forked = isinstance(self._config.snapshot_in, SavedVm)  # it has its rules and its job
+        record.rules = rules
         record.ruled = bool(rules) or forked or command == lib.AFW_CMD_BOOT
         if forked:
             self.stream(vm, JOB).close()
@@ -317,45 +318,13 @@ class Cell:
             raise ValueError(f"VM {vm} has its rules")
         _check(lib.afw_worker_rules(self.worker, vm, rules, len(rules)), "rules", vm)
         record.ruled = True
+        record.rules = rules
         record.unconnected = refuses_connections(rules)
         if not rules:
             return
         record.under_rules = self._loop.create_future()
         self.stream(vm, JOB).gate = record.under_rules
         self._command(vm % self._config.runners, lib.AFW_CMD_RULES, vm, b=len(rules))
-
-    def live(self, vm: int) -> bool:
-        """True from boot() or restore() until vm_exited."""
-        record = self._vms.get(vm)
-        return record is not None and record.live
-
-    def signal(self, vm: int, number: int) -> None:
-        """A signal (1..64) to the guest's process; nothing if the VM is gone."""
-        if not 1 <= number <= 64:
-            raise ValueError(f"signal {number}")
-        if self.live(vm):
-            self._command(vm % self._config.runners, lib.AFW_CMD_SIGNAL, vm, number)
-
-    def kill(self, vm: int) -> None:
-        """Ends the VM at once; vm_exited follows. Nothing if it is gone."""
-        if self.live(vm):
-            self._command(vm % self._config.runners, lib.AFW_CMD_KILL, vm)
-
-    def share(self, fraction: float | None) -> None:
-        """At most this part of a core (2.0: two cores) for all VMs together; None: no limit. They wait when it is used up;
-        commands, signals and kills are served all the same. Holds from the runners' next turn on."""
-        for runner in range(len(self._runner_fds)):
-            self._command(runner, lib.AFW_CMD_SHARE, 0, rate(fraction))
-
-    def limit(self, vm: int, cpu: float | None = None, cpu_seconds: float | None = None) -> None:
-        """CPU time of a running VM, in place of what was said before: at most `cpu` of a core, and `cpu_seconds` from here on,
-        then it ends as "killed" with a text for which `report.out_of_cpu()` is true. None: no limit. Nothing if it is gone."""
-        if cpu_seconds is not None and not 0 < cpu_seconds <= _MOST_SECONDS:
-            raise ValueError(f"{cpu_seconds} seconds of CPU time")
-        part = rate(cpu)
-        if self.live(vm):
-            ns = 0 if cpu_seconds is None else max(1, round(cpu_seconds * 1e9))
-            self._command(vm % self._config.runners, lib.AFW_CMD_LIMIT, vm, part, b=ns)
 
     def cpu_seconds(self) -> float:
         """CPU time that the process has used so far, as the kernel counts it: its VMs and all that was done for them."""
@@ -368,13 +337,6 @@ class Cell:
     def other_memory(self) -> int:
         """Bytes that its VMs take outside of the process's own memory: windows, and large private files."""
         return 0 if self._gone.done() else int(lib.afw_worker_other_memory(self.worker, self._config.tmp_bytes))
-
-    def discard(self, vm: int) -> None:
-        """Frees what CellConfig.recycle keeps of VM `vm` since its end: the next restore() makes a new one. ValueError: live."""
-        if self.live(vm):
-            raise ValueError(f"VM {vm} is running")
-        if vm in self._vms and not self._closing and self._failed is None:
-            self._command(vm % self._config.runners, lib.AFW_CMD_DISCARD, vm)
 
     def stream(self, vm: int, index: int) -> GuestFlow:
         """Stream 0 (stdin), 1 (stdout), 2 (stderr) or 3 (job) of the VM's present or last life."""
@@ -417,6 +379,9 @@ class Cell:
         if self._closing and self._gone.done():
             raise CellError("the cell is closed")
         return self._shared_copy(vm)
+
+    def _usable(self) -> bool:
+        return not (self._closing or self._gone.done() or self._failed is not None)
 
     # -- for flows
 
@@ -517,6 +482,8 @@ class Cell:
             self._sites(runner, vm, record, arg, a, b, c, d)
         elif kind == lib.AFW_EV_RULES:
             record.enforce()
+        elif kind == lib.AFW_EV_SIGHT:
+            record.looked()
         elif kind == lib.AFW_EV_STANDS and record.stand():
             self._call(self._handler.vm_ready, vm, 0, 0)
         elif kind == lib.AFW_EV_SAVED:
@@ -535,6 +502,7 @@ class Cell:
         record.live = False
         record.enforce()
         record.stand()
+        record.looked()
         self._saver.gone(vm)
         for flow in list(record.flows.values()):
             flow.end()

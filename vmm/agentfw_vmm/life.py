@@ -14,7 +14,20 @@ JOB = 3  # the job stream
 class Life:
     """From a VM's boot or restore to the next."""
 
-    __slots__ = ("flows", "live", "notes", "ruled", "sites", "standers", "stands", "turns", "unconnected", "under_rules")
+    __slots__ = (
+        "flows",
+        "live",
+        "looker",
+        "notes",
+        "ruled",
+        "rules",
+        "sites",
+        "standers",
+        "stands",
+        "turns",
+        "unconnected",
+        "under_rules",
+    )
 
     def __init__(self) -> None:
         self.live = True
@@ -27,6 +40,10 @@ class Life:
         """Rules refuse flows: so does the worker, should the cell forget to."""
         self.ruled = False
         """It has got its rules, or will get none."""
+        self.rules = b""
+        """Their table."""
+        self.looker: asyncio.Future[None] | None = None
+        """Until the cell has said how it stands."""
         self.under_rules: asyncio.Future[None] | None = None
         """Until the cell has put them into force."""
         self.stands = True
@@ -38,6 +55,12 @@ class Life:
         if self.under_rules is not None and not self.under_rules.done():
             self.under_rules.set_result(None)
             self.flows[JOB].gate = None
+
+    def looked(self) -> None:
+        """The cell has said how it stands, or it is gone."""
+        looker, self.looker = self.looker, None
+        if looker is not None and not looker.done():
+            looker.set_result(None)
 
     def stand(self) -> bool:
         """It is ready to run, or gone. False: that is known."""

@@ -180,6 +180,55 @@ def compile_rules(
     return head + rules + index + text
 
 
+def number_of(action: Action) -> int:
+    return _ACTIONS[action]
+
+
+def rule_at(table: bytes, number: int) -> FileRule | None:
+    """The rule of that number in a table that `compile_rules()` made; None: there is no such."""
+    if not table or not 0 <= number < _HEAD.unpack_from(table)[1]:
+        return None
+    first, count, action = _RULE.unpack_from(table, _HEAD.size + number * _RULE.size)
+    parts = _HEAD.size + _HEAD.unpack_from(table)[1] * _RULE.size
+    names = []
+    for i in range(first, first + count):
+        at, size, kind = _PART.unpack_from(table, parts + i * _PART.size)
+        text = table[at : at + size]
+        names.append("**" if kind == lib.AFW_PART_DEPTH else _glob(text) if kind == lib.AFW_PART_GLOB else os.fsdecode(text))
+    pattern = "/".join(names)
+    return FileRule(pattern if names[:1] == ["**"] else f"/{pattern}", next(name for name, n in _ACTIONS.items() if n == action))
+
+
+def _glob(tokens: bytes) -> str:
+    """A component's tokens as they are written."""
+    text = ""
+    while tokens:
+        kind, size = tokens[0], 1
+        if kind == lib.AFW_GLOB_TEXT:
+            size = 2 + tokens[1]
+            text += os.fsdecode(tokens[2:size])
+        elif kind in (lib.AFW_GLOB_STAR, lib.AFW_GLOB_ANY):
+            text += "*" if kind == lib.AFW_GLOB_STAR else "?"
+        else:
+            size = 17
+            bits = int.from_bytes(tokens[1:size], "little")
+            members = [n for n in range(128) if bits >> n & 1]
+            text += f"[{'!' if kind == lib.AFW_GLOB_NOT else ''}{_members(members)}]"
+        tokens = tokens[size:]
+    return text
+
+
+def _members(members: list[int]) -> str:
+    """Of a set, runs of three and more as ranges; `]` first and `-` last, where they mean themselves."""
+    runs: list[list[int]] = []
+    for n in sorted(members, key=lambda n: (n != ord("]"), n == ord("-"), n)):
+        if runs and runs[-1][-1] + 1 == n and chr(n) != "-" and runs[-1][0] != ord("]"):
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return "".join(f"{chr(r[0])}-{chr(r[-1])}" if len(r) > 2 else "".join(map(chr, r)) for r in runs)
+
+
 def refuses_connections(table: bytes) -> bool:
     """Does this table refuse flows to the outside?"""
     if not table:

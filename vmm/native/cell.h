@@ -24,7 +24,8 @@ enum afw_event_type {
     AFW_EV_ERROR = 6,                /* the cell itself failed for this VM: vm[].text says what */
     AFW_EV_RULES = 8,                /* VM has the rules that AFW_CMD_RULES gave it: what comes from here on is under them */
     AFW_EV_SAVED = 9,                /* answer to AFW_CMD_SAVE: a = bytes of the file, b = 0 or -errno (save.c) */
-    AFW_EV_STANDS = 10               /* VM, restored with AFW_RESTORE_LATER, is ready to run */
+    AFW_EV_STANDS = 10,              /* VM, restored with AFW_RESTORE_LATER, is ready to run */
+    AFW_EV_SIGHT = 11                /* answer to AFW_CMD_SIGHT: the VM's struct afw_sight says how it stands */
 };
 struct afw_event {
     uint32_t type;
@@ -55,6 +56,7 @@ enum afw_command_type {
     AFW_CMD_RULES = 8,               /* vm: restored with b = 0, its rules come now, once; b as for RESTORE. Answer: AFW_EV_RULES, or AFW_EV_ERROR */
     AFW_CMD_DISCARD = 9,             /* vm: what is kept of it after its end (AFW_REC_RECYCLE) goes */
     AFW_CMD_SAVE = 10,               /* vm, running: as it stands into the file of AFW_REC_SAVE, and on. One at a time in a cell */
+    AFW_CMD_SIGHT = 11,              /* vm: its calls into its struct afw_sight. Answer: AFW_EV_SIGHT. a = 1: all that is told there begins anew instead, no answer */
     AFW_CMD_SHARE = 16,              /* to every runner: all VMs of the cell together get a millionths of a core; 0: no limit */
     AFW_CMD_LIMIT = 17               /* vm: at most a millionths of a core, and b ns of CPU time from here on; 0: no limit */
 };
@@ -208,7 +210,46 @@ struct afw_cell_header {
     uint32_t parent_pid;             /* the worker's: the cell ends at once if that is not its parent any more */
     char text[512];
 };
-#define AFW_WINDOW_STRIDE 0x1200000  /* AFW_WINDOW_SIZE rounded up to 2 MiB */
+#define AFW_WINDOW_STRIDE 0x1200000  /* AFW_WINDOW_SIZE and AFW_SIGHT_SIZE rounded up to 2 MiB */
+
+/* What one VM did, for people to see: behind its window (no memory of the guest's), and like that empty when a life begins. The cell only adds to it
+ * (sight.c), so that the worker may read at any time; `calls` alone are as of the last AFW_CMD_SIGHT, or of its end. */
+#define AFW_SIGHT_AT 0x1010000       /* AFW_WINDOW_SIZE */
+#define AFW_SIGHT_SIZE 0x14000
+#define AFW_SIGHT_OPS 160
+#define AFW_SIGHT_OTHER 0xffff       /* op of the last one: all that came when the others were taken */
+#define AFW_SIGHT_FILES 512          /* entries, from AFW_SIGHT_FILES_AT on */
+#define AFW_SIGHT_FILES_AT 0x2000
+#define AFW_SIGHT_PATH 255           /* bytes of a path that are kept */
+#define AFW_RING_OPS 128             /* all of the ring's own operations are below */
+struct afw_sight_op {                /* an operation of the ring (enum afw_op) */
+    uint32_t op;
+    uint32_t errors;
+    uint64_t count;
+    uint64_t ns;                     /* of the host for it, without the way there and back */
+};
+struct afw_sight {
+    uint32_t n_ops;
+    uint32_t n_files;
+    uint64_t more_files;             /* opens of files that there was no room for */
+    uint64_t reserved[30];
+    struct afw_sight_op op[AFW_SIGHT_OPS];
+    uint64_t calls[AFW_TABLE_SIZE];  /* as the guest counted them */
+};
+#define AFW_SIGHT_READ 1             /* mode: opened to be read, written; only to be named (O_PATH). 0: not opened, but looked at or changed otherwise */
+#define AFW_SIGHT_WRITE 2
+#define AFW_SIGHT_NAME 4
+struct afw_sight_file {              /* then its path: canonical; as the program gave it where that could not be told */
+    uint32_t size;                   /* of all of it, a multiple of 8 */
+    uint32_t count;
+    uint32_t length;                 /* of the whole path */
+    uint16_t path;                   /* bytes of it that follow */
+    uint16_t error;                  /* errno, or 0 */
+    uint16_t rule;                   /* of struct afw_rules, the one that refused it: its number + 1; 0: none, or not known */
+    uint8_t mode;                    /* AFW_SIGHT_* */
+    uint8_t action;                  /* AFW_RULE_* of that rule */
+    uint32_t reserved;
+};
 
 struct afw_runner_queues {
     struct afw_queue_index event_head;    /* worker consumes */

@@ -12,6 +12,11 @@ uint64_t clock_mono(void)
     return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
 }
 
+uint64_t clock_ticks(uint64_t ticks)
+{
+    return (uint64_t)(((unsigned __int128)ticks * nominal_mult) >> 32);
+}
+
 /* TSC and monotonic time of one moment: the best of three, for an interrupt may come between. */
 static void moment(uint64_t *tsc, uint64_t *mono)
 {

@@ -99,10 +99,23 @@ int paths_may_move(struct vfs *vfs, const char *from, const char *to)
     return 1;
 }
 
-void path_refused(struct vfs *vfs)
+/* The number of a rule that says this of a path, plus 1; 0: one that the cell itself made */
+static uint16_t which(struct vm *vm, const char *path, int action)
+{
+    char other[PATH_MAX];
+    uint32_t found = rules_which(vm->rules, path, action);
+    for (uint32_t k = 0; !found && k < 2 * aliases; k++)
+        if (other_name(&alias[k / 2], k & 1, path, other) > 0)
+            found = rules_which(vm->rules, other, action);
+    return (uint16_t)found;
+}
+
+void path_refused(struct vfs *vfs, const char *path, int action, int error)
 {
     if (vfs->vm->shm)
         vfs->vm->shm->refused_paths++;
+    sight_file(vfs->vm, path, (struct sight_what){.mode = vfs->opens, .action = (uint8_t)action, .error = (uint16_t)error}, which);
+    vfs->told = 1;
 }
 
 /* ---- listings ---- */

@@ -168,7 +168,7 @@ struct machine {
     bool asleep;                                 /* AFW_RESTORE_LATER, and not entered yet: no page is populated */
     bool exit_owed;                              /* ended, but the event queue was full */
     bool ruled, rules_owed;                      /* has got its rules, or will get none; AFW_EV_RULES is due, but the queue was full */
-    bool stands_owed;                            /* so is AFW_EV_STANDS */
+    bool stands_owed, sight_owed;                /* so are AFW_EV_STANDS, AFW_EV_SIGHT */
     bool io_pending;                             /* last exit was KVM_EXIT_IO and KVM has not completed it yet */
     bool sites_wait, sites_given_up;             /* stalled in READY until the worker has answered, but not for ever */
     uint64_t deadline_sites;
@@ -273,6 +273,11 @@ void islands_again(struct machine *m);           /* prot[] is as after that agai
 int islands_open(struct machine *m, uint64_t gva, uint64_t len);   /* the host may write there now, where the guest may */
 bool islands_refused(struct machine *m);         /* KVM_RUN said EFAULT: true if that may have been for an island; else it is the guest's fault */
 bool islands_written(struct machine *m);         /* KVM_EXIT_MMIO: the same, and it is done */
+
+/* ---- sight.c ---- */
+uint64_t sight_op(struct machine *m, uint32_t op, int64_t result, uint64_t began);    /* one that began at that TSC is done; -> the TSC now */
+void sight_calls(struct machine *m);             /* the guest's counts, for the worker */
+void sight_anew(struct machine *m);
 
 /* ---- ring.c ---- */
 enum ring_result { RING_DONE, RING_STALLED, RING_ENDED };
@@ -380,6 +385,7 @@ void clock_setup(uint32_t tsc_khz);
 void clock_refresh(struct machine *m);           /* writes ctl's clock fields */
 uint64_t clock_guest(const struct machine *m);   /* what the guest says by them now */
 uint64_t clock_mono(void);
+uint64_t clock_ticks(uint64_t ticks);            /* of the TSC: ns */
 
 /* ---- runner.c ---- */
 struct runner {

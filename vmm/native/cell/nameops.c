@@ -9,7 +9,7 @@
 int change_in(struct vfs *vfs, const struct place *p, struct place *dir, const char **name)
 {
     if (p->rule) {
-        path_refused(vfs);
+        path_refused(vfs, p->path, p->rule, EROFS);
         return -EROFS;
     }
     int r = place_parent(vfs, p, dir, name);
@@ -166,7 +166,7 @@ static int rename_places(struct vfs *vfs, const struct place *from, const struct
             r = -EXDEV;
         else if (vfs->vm->rules && ((S_ISDIR(from->st.st_mode) && !paths_may_move(vfs, from->path, to->path)) ||
                                     (flags & RENAME_EXCHANGE && S_ISDIR(to->st.st_mode) && !paths_may_move(vfs, to->path, from->path)))) {
-            path_refused(vfs);
+            path_refused(vfs, from->path, 0, EACCES);
             r = -EACCES;
         }
         else if (d1.kind == BACK_TMP)

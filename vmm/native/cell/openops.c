@@ -120,7 +120,7 @@ static int64_t open_place(struct vfs *vfs, struct place *p, int flags, uint32_t 
     if (r < 0)
         return r;
     if (p->rule && (writes || !p->exists)) {
-        path_refused(vfs);
+        path_refused(vfs, p->path, p->rule, EROFS);
         return -EROFS;
     }
     switch (p->kind) {
@@ -266,9 +266,11 @@ static int whole(struct vfs *vfs, struct handle *h, int flags, const struct stat
     return 0;
 }
 
-int64_t op_open(struct vfs *vfs, const uint64_t a[6])
+static const char job[] = "/dev/agentfw";
+
+/* *found: what was opened, or was not, if it came to that */
+static int64_t open_at(struct vfs *vfs, const uint64_t a[6], char found[PATH_MAX])
 {
-    static const char job[] = "/dev/agentfw";
     struct place p;
     struct handle *h = 0;
     struct stat st;
@@ -313,6 +315,7 @@ int64_t op_open(struct vfs *vfs, const uint64_t a[6])
         n = open_place(vfs, &p, flags, (uint32_t)a[3], &h);
     if (n > 0)
         hot_opened(vfs->vm, p.path, (uint64_t)p.st.st_size);
+    strcpy(found, p.path);
     place_done(&p);
     if (n > 0 && a[5]) {
         r = 0;
@@ -331,6 +334,40 @@ int64_t op_open(struct vfs *vfs, const uint64_t a[6])
             n += AFW_OPENED_WHOLE;
     }
     return n > 0 && called && !device ? opened(vfs->call & CALL_MEMFD ? flags & ~O_TMPFILE : flags, &p, (uint32_t)n) : n;
+}
+
+/* The path that was to be opened, absolute; 0: there is none */
+static int as_said(struct vfs *vfs, const uint64_t a[6], char out[PATH_MAX])
+{
+    char path[PATH_MAX];
+    const char *base = "";
+    if (vfs->call & CALL_MEMFD || guest_path(vfs->vm, path, a[0], a[1]) < 0 || (*path != '/' && handle_base(vfs, a[4], &base) < 0))
+        return 0;
+    size_t n = strlen(base);
+    if (n + strlen(path) + 2 > PATH_MAX)
+        return 0;
+    memcpy(out, base, n);
+    if (*path != '/' && (!n || out[n - 1] != '/'))
+        out[n++] = '/';
+    strcpy(out + n, path);
+    return 1;
+}
+
+/* Tells people of it: the place, or, if none was found, what the program said */
+int64_t op_open(struct vfs *vfs, const uint64_t a[6])
+{
+    char path[PATH_MAX];
+    int acc = (int)a[2] & O_ACCMODE;
+    path[0] = 0;
+    vfs->told = 0;
+    vfs->opens = a[2] & O_PATH ? AFW_SIGHT_NAME : acc == O_RDONLY ? AFW_SIGHT_READ : acc == O_WRONLY ? AFW_SIGHT_WRITE : AFW_SIGHT_READ | AFW_SIGHT_WRITE;
+    int64_t n = open_at(vfs, a, path);
+    uint8_t mode = vfs->opens;
+    vfs->opens = 0;
+    if (vfs->told || (!*path && !as_said(vfs, a, path)) || !strcmp(path, job))
+        return n;
+    sight_file(vfs->vm, path, (struct sight_what){.mode = mode, .error = n < 0 ? (uint16_t)-n : 0}, 0);
+    return n;
 }
 
 int64_t open_by_path(struct vfs *vfs, const uint64_t path[3], int flags)

@@ -188,8 +188,9 @@ static int64_t op_access(struct vfs *vfs, const uint64_t a[6])
         return r < 0 ? r : mode & X_OK ? -EACCES : 0;
     if (p.rule && (mode & (p.rule == AFW_RULE_READ ? W_OK : R_OK | W_OK | X_OK))) {
         place_done(&p);
-        path_refused(vfs);
-        return p.rule == AFW_RULE_READ ? -EROFS : -EACCES;
+        r = p.rule == AFW_RULE_READ ? EROFS : EACCES;
+        path_refused(vfs, p.path, p.rule, r);
+        return -r;
     }
     switch (p.kind) {
     case BACK_HOST:

@@ -410,6 +410,7 @@ static int settle(struct machine *m, const struct snapshot *s, uint32_t pid)
     struct afw_ctl *ctl = m->vm.ctl;
     ctl->generation++;
     ctl->n_local = ctl->n_ring = ctl->n_backstop = ctl->n_enosys = ctl->n_switch = 0;   /* the template's */
+    memset(ctl->calls, 0, sizeof ctl->calls);
     ctl->memory_limit = m->vm.memory_limit;
     ctl->forked = 0;
     boot_ctl(m, pid);

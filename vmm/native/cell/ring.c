@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <x86intrin.h>
 #include "calls.h"
 #include "machine.h"
 #include "sockopt.h"
@@ -246,6 +247,7 @@ enum ring_result ring_consume(struct machine *m)
         vm_end(m, AFW_EXIT_HOSTILE, 0, 0, "corrupt ring: sq_tail %u with sq_head %u", tail, m->sq_head);
         return RING_ENDED;
     }
+    uint64_t began = __rdtsc();
     while (m->sq_head != tail) {
         struct afw_sqe e;
         memcpy(&e, (const void *)&sq[m->sq_head % AFW_SQ_LEN], sizeof e);
@@ -256,6 +258,7 @@ enum ring_result ring_consume(struct machine *m)
         }
         if (e.op == AFW_OP_EXIT) {
             vm->shm->ring_ops++;
+            sight_op(m, e.op, 0, began);
             program_exit(m, &e);
             return RING_ENDED;
         }
@@ -276,6 +279,7 @@ enum ring_result ring_consume(struct machine *m)
         if (later)
             return RING_STALLED;
         vm->shm->ring_ops++;
+        began = sight_op(m, e.op, res, began);
         __atomic_store_n(&vm->ctl->sq_head, ++m->sq_head, __ATOMIC_RELEASE);
         if (reply)
             answer(m, e.token, res);

@@ -15,6 +15,7 @@ struct rule {
     uint64_t deep;                   /* bits of the parts that are AFW_PART_DEPTH */
     uint32_t parts;
     uint32_t action;
+    uint32_t origin;                 /* number of the table's rule that it is, or was made for, plus 1; 0: none */
 };
 struct memo {                        /* the states at a directory that was looked at lately */
     uint64_t *state;                 /* one a rule; 0: none yet */
@@ -222,6 +223,22 @@ int rules_path(struct rules *r, const char *path, int *above)
     return action;
 }
 
+uint32_t rules_which(struct rules *r, const char *path, int action)
+{
+    const char *name = strrchr(path, '/');
+    const uint64_t *at = name && name[1] ? states_at(r, path, (size_t)(name - path)) : 0;
+    for (uint32_t i = 0; i < r->n; i++) {
+        const struct rule *u = &r->rule[i];
+        int up;
+        if ((int)u->action != action)
+            continue;
+        uint64_t state = !at ? run(u, path, &up) : at[i] ? step(u, at[i], name + 1, strlen(name + 1)) : 0;
+        if (state & accepts(u))
+            return u->origin;
+    }
+    return 0;
+}
+
 struct rules_cursor *rules_at(const struct rules *r, const char *directory)
 {
     struct rules_cursor *c = malloc(sizeof *c + r->n * sizeof *c->at);
@@ -311,7 +328,7 @@ int rules_add(struct rules *r, const char *path, uint32_t i, uint32_t names, int
     char *text = (char *)(part + parts + tail);
     memcpy(text, path, len);
     struct rule *u = &r->rule[r->n];
-    *u = (struct rule){.part = part, .parts = parts + tail, .action = (uint32_t)action};
+    *u = (struct rule){.part = part, .parts = parts + tail, .action = (uint32_t)action, .origin = like ? i + 1 : 0};
     uint32_t k = 0;
     for (char *s = text; *s;) {
         size_t n = strcspn(s, "/");
@@ -400,7 +417,7 @@ int rules_parse(const uint8_t *shared, uint64_t size, struct rules **out)
         if (u.parts > AFW_RULES_PARTS || u.first > h->n_parts || u.parts > h->n_parts - u.first || u.action < AFW_RULE_READ ||
             u.action > AFW_RULE_HIDE)
             goto bad;
-        r->rule[i] = (struct rule){.part = r->part + u.first, .parts = u.parts, .action = u.action};
+        r->rule[i] = (struct rule){.part = r->part + u.first, .parts = u.parts, .action = u.action, .origin = i + 1};
         for (uint32_t k = 0; k < u.parts; k++)
             r->rule[i].deep |= (uint64_t)(r->rule[i].part[k].kind == AFW_PART_DEPTH) << k;
     }

@@ -21,6 +21,9 @@ void rules_free(struct rules *r);
 /* The highest action for a canonical path, its own or that of a directory above it; *above (if not 0): the latter alone */
 int rules_path(struct rules *r, const char *path, int *above);
 
+/* The number of a rule with this action that holds at a canonical path, plus 1; 0: none of the table */
+uint32_t rules_which(struct rules *r, const char *path, int action);
+
 /* For listings: a cursor at a directory, and whether a name in it is hidden. */
 struct rules_cursor;
 struct rules_cursor *rules_at(const struct rules *r, const char *directory);     /* malloc()ed; 0: no memory */

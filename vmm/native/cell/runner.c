@@ -82,7 +82,7 @@ static int machine_again(struct machine *m, uint64_t pid, uint64_t now)
     struct vm *vm = &m->vm;
     struct machine next = {
         .vm = {.id = vm->id, .runner = vm->runner, .vm_fd = vm->vm_fd, .vcpu_fd = vm->vcpu_fd, .run = vm->run, .mem = vm->mem, .ctl = vm->ctl,
-               .window = vm->window, .shm = vm->shm, .memory_limit = cell.config.memory},
+               .window = vm->window, .shared_sight = vm->shared_sight, .shm = vm->shm, .memory_limit = cell.config.memory},
         .state = RUN_KEPT, .restored = true, .clean = m->clean, .next_slot = m->next_slot, .committed = m->committed, .prot = m->prot,
         .edges = m->edges, .drawn = m->drawn, .seams = m->seams, .map = m->map, .maps_room = m->maps_room, .command_ns = now, .cpu_end = ~0ull,
         .reset_ns = m->reset_ns, .private_pages = m->private_pages, .soon = pid >> AFW_RESTORE_SOON & 1, .asleep = pid >> AFW_RESTORE_LATER & 1};
@@ -146,6 +146,8 @@ static void tell_owed(struct runner *r, struct machine *m)
         m->rules_owed = false;
     if (m->stands_owed && !runner_event(r, &(struct afw_event){.type = AFW_EV_STANDS, .vm = m->vm.id}))
         m->stands_owed = false;
+    if (m->sight_owed && !runner_event(r, &(struct afw_event){.type = AFW_EV_SIGHT, .vm = m->vm.id}))
+        m->sight_owed = false;
 }
 
 static void start_vm(struct runner *r, const struct afw_command *c)
@@ -299,6 +301,17 @@ static void obey(struct runner *r, const struct afw_command *c)
         return;
     case AFW_CMD_LIMIT:
         share_limit(m, c->a, c->b);
+        return;
+    case AFW_CMD_SIGHT:
+        if (c->a) {
+            sight_anew(m);
+            return;
+        }
+        vm_counters(m);
+        sight_calls(m);
+        m->sight_owed = true;
+        tell_owed(r, m);
+        runner_notify(r);
         return;
     case AFW_CMD_SAVE:
         save_ask(m);

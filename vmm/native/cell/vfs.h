@@ -104,6 +104,8 @@ struct vfs {
     struct loading *loading;         /* savefs.c */
     struct locks *locks;             /* locks.c; 0: there was none yet */
     uint32_t call;                   /* CALL_*: of the operation under way */
+    uint8_t opens;                   /* AFW_SIGHT_*: it opens a file so; 0: it does not */
+    uint8_t told;                    /* that it was refused */
     struct kept kept;
     struct ahead *ahead;             /* ahead.c */
 };
@@ -157,7 +159,7 @@ void node_stat(const struct node *n, struct stat *st);
 int vfs_alias(const uint8_t *payload, uint32_t size);
 int path_rule(struct vfs *vfs, const char *path, int *above);               /* AFW_RULE_* or 0; *above: of the directories above it */
 int paths_may_move(struct vfs *vfs, const char *from, const char *to);      /* a directory: is nothing below it let out of its rules? */
-void path_refused(struct vfs *vfs);                  /* counts */
+void path_refused(struct vfs *vfs, const char *path, int action, int error); /* counts, and tells: a canonical path, AFW_RULE_* (0: not known), errno */
 struct listing {
     struct vfs *vfs;
     const char *directory;

@@ -43,10 +43,11 @@ int vm_open(struct machine *m)
     struct kvm_enable_cap triple_fault = {.cap = KVM_CAP_X86_TRIPLE_FAULT_EVENT, .args = {1}};   /* one that is pending is seen, and taken back */
     if (cell.config.recycle)
         ioctl(vm->vm_fd, KVM_ENABLE_CAP, &triple_fault);
-    void *window = mmap(0, AFW_WINDOW_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, cell.windows_fd, (off_t)vm->id * AFW_WINDOW_STRIDE);
+    void *window = mmap(0, AFW_SIGHT_AT + AFW_SIGHT_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, cell.windows_fd, (off_t)vm->id * AFW_WINDOW_STRIDE);
     if (window == MAP_FAILED)
         return -errno;
     vm->window = window;
+    vm->shared_sight = (struct afw_sight *)((uint8_t *)window + AFW_SIGHT_AT);
     struct kvm_userspace_memory_region slot = {
         .slot = SLOT_WINDOW, .guest_phys_addr = AFW_WINDOW, .memory_size = AFW_WINDOW_SIZE, .userspace_addr = (uintptr_t)window};
     if (ioctl(vm->vm_fd, KVM_SET_USER_MEMORY_REGION, &slot))
@@ -71,6 +72,7 @@ void vm_forget(struct machine *m)
     sites_free(vm->sites);
     vfs_free(vm->vfs);
     rules_free(vm->rules);
+    sight_free(vm);
     free(vm->note);
     save_drop(m);
     trace_end(m);
@@ -79,7 +81,7 @@ void vm_forget(struct machine *m)
     vm->vfs = 0;
     vm->rules = 0;
     m->maps = 0;                                 /* their files are gone with vfs */
-    m->rules_owed = m->stands_owed = false;
+    m->rules_owed = m->stands_owed = m->sight_owed = false;
 }
 
 void vm_close(struct machine *m)
@@ -94,9 +96,10 @@ void vm_close(struct machine *m)
     if (vm->vm_fd >= 0)
         close(vm->vm_fd);
     if (vm->window)
-        munmap(vm->window, AFW_WINDOW_SIZE);
+        munmap(vm->window, AFW_SIGHT_AT + AFW_SIGHT_SIZE);
     vm->run = 0;
     vm->window = 0;
+    vm->shared_sight = 0;
     vm->vm_fd = vm->vcpu_fd = -1;
     memory_release(m);
     m->state = RUN_FREE;
@@ -136,6 +139,7 @@ void vm_end(struct machine *m, uint32_t kind, int code, int signal, const char *
     share_charge(m->vm.runner, m);
     if (m->vm.ctl)
         vm_counters(m);
+    sight_calls(m);
     save_drop(m);
     m->stands = STANDS_ELSEWHERE;
     s->exit_code = code;

@@ -11,6 +11,7 @@
  *   fault.c    exceptions and EFAULT to upcalls or reports
  *   snapshot.c save, restore.c check, restore; islands.c protections of a restored VM; recycle.c: a VM that ended becomes one just restored
  *   sites.c    asking for site lists, writing stubs and jumps, lazy patching
+ *   sight.c    what it did, for people
  *   rules.c    what a VM may not do: ring operations, paths; filerules.c: the latter, where paths become places
  *   vfs.c      mount table, path walk, handles; tmpfs.c: private /tmp; synth.c: synthetic files, /proc, /dev; fileops.c: ring operations
  *
@@ -29,6 +30,7 @@ struct runner;
 struct vfs;                          /* vfs.c: one a VM */
 struct sites;                        /* sites.c: one a VM */
 struct rules;                        /* rules.c: what one VM may not do */
+struct sight;
 
 struct vm {
     uint32_t id;                     /* in the cell */
@@ -45,6 +47,8 @@ struct vm {
     struct rules *rules;             /* 0: none */
     uint64_t memory_limit;
     char *note;                      /* /proc/agentfw of a forked VM, or 0 */
+    struct afw_sight *shared_sight;  /* for the worker; 0: nobody looks */
+    struct sight *sight;             /* sight.c */
 };
 
 /* memory.c */
@@ -123,6 +127,15 @@ int sites_busy(struct vm *vm);        /* 1: an answer is outstanding (a template
 int sites_files_busy(struct vm *vm);  /* the same, of files' code only */
 void sites_save(struct vm *vm, struct afw_snapshot_header *h);
 void sites_load(struct vm *vm, const struct afw_snapshot_header *h);
+
+/* sight.c */
+struct sight_what {
+    uint8_t mode, action;            /* AFW_SIGHT_*, AFW_RULE_* */
+    uint16_t error;
+};
+/* A file was opened, or refused; `rule` is asked which it was, if it is new */
+void sight_file(struct vm *vm, const char *path, struct sight_what what, uint16_t (*rule)(struct vm *vm, const char *path, int action));
+void sight_free(struct vm *vm);
 
 /* hot.c */
 void hot_opened(struct vm *vm, const char *path, uint64_t size);     /* a guest opened a file; its canonical path */

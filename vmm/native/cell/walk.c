@@ -159,11 +159,12 @@ int probe(struct vfs *vfs, const char *canonical, struct place *p)
     p->rule = 0;
     p->link_fd = -1;
     if (vfs->vm->rules) {            /* before anything is looked at: what is hidden or denied cannot be told from what is not there */
-        int above, rule = path_rule(vfs, p->path, &above);
+        int above, r, rule = path_rule(vfs, p->path, &above);
         p->rule = (uint8_t)rule;
         if (rule == AFW_RULE_HIDE || above >= AFW_RULE_DENY) {
-            path_refused(vfs);
-            return rule == AFW_RULE_HIDE ? -ENOENT : -EACCES;
+            r = rule == AFW_RULE_HIDE ? -ENOENT : -EACCES;
+            path_refused(vfs, p->path, rule, -r);
+            return r;
         }
     }
     int r = place_nodes(p);
@@ -253,7 +254,7 @@ static int permitted(struct vfs *vfs, struct place *p, int how)
     if (p->rule != AFW_RULE_DENY || (how & WALK_LOOK))
         return 0;
     place_done(p);
-    path_refused(vfs);
+    path_refused(vfs, p->path, AFW_RULE_DENY, EACCES);
     return -EACCES;
 }
 

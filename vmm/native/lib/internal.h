@@ -37,5 +37,6 @@ struct flow_view {
     struct flow_own *own;
     uint8_t *tx, *rx;                /* shared rings of AFW_RING bytes */
 };
+int64_t sight_copy(const struct afw_sight *s, uint8_t *out);      /* afw_worker_sight() */
 int flow_at(struct afw_worker *w, uint32_t vm, uint32_t flow, struct flow_view *v);
 #endif

@@ -135,7 +135,7 @@ void afw_worker_process(struct afw_worker *w, int32_t pid)
 
 static const char *bad_event(const struct afw_worker *w, uint32_t runner, const struct afw_event *e)
 {
-    if (e->type < AFW_EV_READY || e->type > AFW_EV_STANDS)
+    if (e->type < AFW_EV_READY || e->type > AFW_EV_SIGHT)
         return "unknown event type";
     if (e->vm >= w->vms || e->vm % w->runners != runner)
         return "event for a VM that is not this runner's";

@@ -44,6 +44,10 @@ uint8_t *afw_worker_site_area(struct afw_worker *w, uint32_t runner);
 /* Puts `size` bytes of answer there and gives the memory behind it back: code is megabytes, answers are not. -EINVAL: too large. */
 int afw_worker_site_answer(struct afw_worker *w, uint32_t runner, const uint8_t *packed, uint64_t size);
 
+/* What a VM did so far (struct afw_sight), copied into out[AFW_SIGHT_SIZE] without gaps: u32 n_ops, n_calls, n_files, 0, u64 more_files; the ops; the calls
+ * that there were, as number << 48 | count; the files' entries. -> bytes. All that a cell might have written wrong in it is left out. */
+int64_t afw_worker_sight(struct afw_worker *w, uint32_t vm, uint8_t *out);
+
 /* The index-th CPU feature of needs.h: its name, and where its bit is in afw_snapshot_header.needs; must: no cell runs without it. 0: no more */
 const char *afw_need(uint32_t index, uint32_t *word, uint32_t *bit, int *must);
 
