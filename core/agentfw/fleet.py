@@ -352,8 +352,9 @@ class Fleet:
             run.kill()
             return
         run.acknowledge()
+        now = time.perf_counter()
+        self.runtime.program_began(run.agent, run.queued, now - run.restored)
         if self.runtime.plugins.implemented("dispatched"):
-            now = time.perf_counter()
             report = DispatchReport(job="", queued=run.queued, dispatch=now - run.restored, began=now)
             self.runtime.plugins.dispatched(run.agent, report)
 

@@ -20,11 +20,9 @@ LONG = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.
 WARM = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.5, 2.0, 5.0, 10.0)
 """Seconds: a VM's way from nothing to waiting for a job."""
 
-HOOK_SHIFT = 10
-"""Hook calls are counted by powers of four of a nanosecond, from 2**HOOK_SHIFT on: an index without a search."""
-HOOK_BUCKETS = 12
-HOOK = tuple((1 << HOOK_SHIFT + 2 * number) / 1e9 for number in range(HOOK_BUCKETS))
-"""Seconds: 1 us, 4 us, ..., 4.3 s."""
+HOOK_NS = (1_000, 2_500, 5_000, 10_000, 25_000, 100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000, 10_000_000_000)
+"""Nanoseconds, in which calls of hooks are counted."""
+HOOK = tuple(bound / 1e9 for bound in HOOK_NS)
 
 
 class Histogram:
@@ -48,6 +46,30 @@ class Histogram:
         }
         if found:
             found[f"{name}{SUM}"] = self.sum
+        return found
+
+
+class Durations:
+    """What takes agents time, as far as the core knows it. Statistics "core.NAME_seconds"."""
+
+    __slots__ = ("connect", "dispatch", "dns", "first_request", "wait")
+
+    def __init__(self) -> None:
+        self.wait = Histogram(SHORT)
+        """For a virtual machine."""
+        self.dispatch = Histogram(SHORT)
+        """From having one to the first bytecode."""
+        self.first_request = Histogram(LONG)
+        """From there until a first request has its connection."""
+        self.connect = Histogram(SHORT)
+        """Of a request, until it has its connection."""
+        self.dns = Histogram(SHORT)
+        """Of a question."""
+
+    def statistics(self) -> dict[str, int | float]:
+        found: dict[str, int | float] = {}
+        for name in self.__slots__:
+            found |= getattr(self, name).statistics(f"core.{name}_seconds")
         return found
 
 

@@ -12,6 +12,7 @@ import asyncio
 import errno
 import logging
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from .config import Config
 from .destination import Destination
 from .errors import AgentfwError, ConnectError, Denied, HookError, ResolveError, TlsError, UpstreamError
 from .flows import Flow
+from .histograms import Durations
 from .metering import Meter, MeteredFlow, Traffic
 from .own_listeners import Listener, reached
 from .plugins import PluginManager
@@ -66,6 +68,7 @@ class Runtime:
         self.plugins = plugins
         self.config = config
         self.counters: Counter[str] = Counter()
+        self.durations = Durations()
         self.pool: PoolLink | RouterLink | None = None
         """In a worker of a pool: the way to the router's plugins; in its router: to the workers'. `role` says which. Set before
         `start()`."""
@@ -84,6 +87,10 @@ class Runtime:
         self._listeners: dict[str, tuple[Listener, ...]] = {}
         """By owner."""
         self._traffic: dict[str, Traffic] = {}
+        self._carried = [0, 0]
+        """Bytes up and down of agents that have ended."""
+        self._silent: dict[str, float] = {}
+        """By agent's id: when the program of one that has made no request yet began."""
         self._ended: dict[str, None] = {}
         """Agents that exited last, oldest first: nothing is kept for what is left of them."""
 
@@ -151,7 +158,11 @@ class Runtime:
         self.plugins.exit(agent, report)
         self._names.pop(agent.id, None)
         self.interceptor.forget(agent)
-        self._traffic.pop(agent.id, None)
+        self._silent.pop(agent.id, None)
+        traffic = self._traffic.pop(agent.id, None)
+        if traffic is not None:
+            self._carried[0] += traffic.up
+            self._carried[1] += traffic.down
         self._ended[agent.id] = None
         if len(self._ended) > MAX_ENDED:
             del self._ended[next(iter(self._ended))]
@@ -191,6 +202,19 @@ class Runtime:
             if agent.id not in self._ended:
                 self._traffic[agent.id] = found
         return found
+
+    def program_began(self, agent: Agent, queued: float, dispatch: float) -> None:
+        """By whoever runs the agent: it waited so many seconds for a virtual machine, and so many more for its first bytecode,
+        which is now."""
+        self.durations.wait.observe(queued)
+        self.durations.dispatch.observe(dispatch)
+        self._silent[agent.id] = time.perf_counter()
+
+    def connected(self, agent: Agent, seconds: float) -> None:
+        """A request of the agent's has had its connection after so long."""
+        self.durations.connect.observe(seconds)
+        if agent.id in self._silent:
+            self.durations.first_request.observe(time.perf_counter() - self._silent.pop(agent.id))
 
     def meters(self, agent: Agent, destination: Destination) -> list[Meter]:
         """The meters that plugins have for flows of this agent to `destination`. HookError."""
@@ -254,7 +278,10 @@ class Runtime:
         """Counters of the core ("core.flows_tcp", ...), of each plugin ("dns.hits", ...), and of calls of their hooks
         (`PluginManager.hook_statistics()`)."""
         core = {f"core.{name}": value for name, value in sorted(self.counters.items())}
-        return {**core, **self.plugins.statistics(), **self.plugins.hook_statistics()}
+        for index, name in enumerate(("up", "down")):
+            if carried := self._carried[index] + sum(getattr(traffic, name) for traffic in self._traffic.values()):
+                core[f"core.bytes_{name}"] = carried
+        return {**core, **self.durations.statistics(), **self.plugins.statistics(), **self.plugins.hook_statistics()}
 
     async def connect(self, agent: Agent, destination: Destination, tls: TlsRequest | None) -> Upstream:
         """Lease a connection: `allow`, then the `connect` hooks. Denied, HookError or UpstreamError if there is none."""

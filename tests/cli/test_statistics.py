@@ -42,3 +42,20 @@ def test_small_numbers_are_not_rounded_to_nothing() -> None:
     rows = dict(line.rsplit(maxsplit=1) for line in text.splitlines())
     assert (rows["inspect.cost"], rows["inspect.seconds"], rows["core.flows_tcp"]) == ("9e-05", "12.346", "3")
     assert "inspect.none" not in rows
+
+
+def test_durations_have_a_row_each() -> None:
+    counted = {
+        "core.dns_seconds.bucket.0.005": 3,
+        "core.dns_seconds.bucket.inf": 1,
+        "core.dns_seconds.sum": 12.0,
+        "their.sum": 5,
+        "hooks.policy.allow.calls": 2,
+        "hooks.policy.allow.seconds": 0.000002,
+        "hooks.policy.allow.longest": 0.000001,
+        "hooks.policy.allow.bucket.1e-06": 2,
+    }
+    assert split_hooks(counted) == (
+        {"their.sum": 5},
+        [("core.dns", "4, 3.00 s each"), ("hook policy.allow", "2 calls, 1.0 us each, 1.0 us at most")],
+    )

@@ -65,15 +65,15 @@ def test_histograms_are_cumulative_and_have_all_their_buckets() -> None:
 
 def test_hooks_have_labels() -> None:
     hook = "hooks.my.plugin.allow"
-    found = scrape({f"{hook}.calls": 3, f"{hook}.seconds": 0.5, f"{hook}.longest": 0.4, f"{hook}.bucket.1.024e-06": 2,
+    found = scrape({f"{hook}.calls": 3, f"{hook}.seconds": 0.5, f"{hook}.longest": 0.4, f"{hook}.bucket.1e-06": 2,
                     f"{hook}.bucket.inf": 1, f"{hook}.denied": 2})  # fmt: skip
     labels = {"plugin": "my.plugin", "hook": "allow"}
     assert of(found, "agentfw_hook_duration_seconds_count", **labels) == 3
     assert of(found, "agentfw_hook_duration_seconds_sum", **labels) == 0.5
-    assert of(found, "agentfw_hook_duration_seconds_bucket", le="4.294967296", **labels) == 2
+    assert of(found, "agentfw_hook_duration_seconds_bucket", le="10.0", **labels) == 2
     assert of(found, "agentfw_hook_longest_seconds", **labels) == 0.4
     assert of(found, "agentfw_hook_denied_total", **labels) == 2
-    assert of(found, "agentfw_metrics_left_out") == 0 and len(HOOK) == 12
+    assert of(found, "agentfw_metrics_left_out") == 0 and len(HOOK) == 11
 
 
 def test_counters_of_other_plugins() -> None:

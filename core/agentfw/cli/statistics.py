@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..histograms import BUCKET, SUM
 from .tables import as_json as tables_json
 
 if TYPE_CHECKING:
@@ -16,17 +17,26 @@ _PREFIX = "hooks."
 
 
 def split_hooks(counted: Mapping[str, int | float]) -> tuple[dict[str, int | float], list[tuple[str, str]]]:
-    """The counters without those of hook calls, and a row for each plugin and hook in their place."""
+    """The counters without those of hook calls and of durations, and a row for each of these in their place."""
     rest: dict[str, int | float] = {}
     hooks: dict[str, dict[str, int | float]] = {}
+    durations: dict[str, int] = {}
     for name, value in counted.items():
+        if BUCKET in name:
+            base = name.partition(BUCKET)[0]
+            durations[base] = durations.get(base, 0) + int(value)
+    for name, value in counted.items():
+        if BUCKET in name or (name.endswith(SUM) and name.removesuffix(SUM) in durations):
+            continue
         if name.startswith(_PREFIX):
             call, _, what = name.rpartition(".")
             hooks.setdefault(call.removeprefix(_PREFIX), {})[what] = value
         else:
             rest[name] = value
     shown = {name: numbers for name, numbers in hooks.items() if _on_the_path(name, numbers)}
-    return rest, [(f"hook {name}", _row(numbers)) for name, numbers in sorted(shown.items())]
+    means = [(name, count, counted[name + SUM] / count) for name, count in sorted(durations.items()) if name + SUM in counted]
+    rows = [(name.removesuffix("_seconds"), f"{count}, {_time(mean)} each") for name, count, mean in means]
+    return rest, rows + [(f"hook {name}", _row(numbers)) for name, numbers in sorted(shown.items())]
 
 
 def _on_the_path(name: str, numbers: Mapping[str, int | float]) -> bool:

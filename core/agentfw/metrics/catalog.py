@@ -72,11 +72,12 @@ ENGINE: tuple[Declared, ...] = (
     counter("cells_started", "Cells started.", "engine.cells_started"),
     counter("cells_adopted", "Cells started ahead for a tenant that was yet to come, and came.", "engine.adopted"),
     counter("cells_lost", "Cells that ended by a fault, with all VMs in them.", "engine.cells_lost"),
-    histogram("vm_warmup_duration_seconds", "From asking for a VM until it was warm.", "engine.warmup_seconds", WARM),
+    histogram("vm_warmup_duration_seconds", "From a VM's restore until it waits for a job.", "engine.warmup_seconds", WARM),
     histogram("dispatch_duration_seconds", "From a job's having a VM to the start of its program.",
               "core.dispatch_seconds", SHORT),
     histogram("vm_wait_duration_seconds", "That jobs waited for a VM in their worker.", "core.wait_seconds", SHORT),
-    histogram("first_request_duration_seconds", "From the start of an agent's program to its first HTTP request.",
+    histogram("first_request_duration_seconds",
+              "From the start of an agent's program until a first HTTP request of its has a connection.",
               "core.first_request_seconds", LONG),
 )  # fmt: skip
 

@@ -12,10 +12,12 @@ import inspect
 import logging
 import time
 import types
+from bisect import bisect_left
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, NoReturn
 
 from ..errors import AgentfwError, Denied, HookError, UpstreamError
+from ..histograms import HOOK_NS
 
 GRACE = 5.0
 """Seconds that a hook has to end after it was cancelled for taking too long; then it is dropped."""
@@ -32,8 +34,8 @@ class Call:
     """One hook implementation. Its numbers are read by `PluginManager.hook_statistics()`."""
 
     __slots__ = (
-        "blocked", "blocking_ns", "calls", "denied", "errors", "function", "hook", "longest_ns", "named", "names", "plugin",
-        "seconds", "timeouts", "total_ns", "trace",
+        "blocked", "blocking_ns", "buckets", "calls", "denied", "errors", "function", "hook", "longest_ns", "named", "names",
+        "plugin", "seconds", "timeouts", "total_ns", "trace",
     )  # fmt: skip
 
     def __init__(self, plugin: str, hook: str, function: Callable[..., Any], names: tuple[str, ...] = ()) -> None:
@@ -54,6 +56,8 @@ class Call:
         self.blocked = 0
         self.named = False
         """The log has told that it holds up the loop."""
+        self.buckets = [0] * (len(HOOK_NS) + 1)
+        """Calls by how long they took: up to each of these, and above."""
         self.total_ns = 0
         self.longest_ns = 0
 
@@ -102,6 +106,7 @@ class Call:
 
     def _done(self, args: tuple[object, ...], took: int, result: object) -> None:
         self.calls += 1
+        self.buckets[bisect_left(HOOK_NS, took)] += 1
         self.total_ns += took
         if took > self.longest_ns:
             self.longest_ns = took
@@ -116,6 +121,7 @@ class Call:
         """
         took = _now() - start
         self.calls += 1
+        self.buckets[bisect_left(HOOK_NS, took)] += 1
         self.total_ns += took
         self.longest_ns = max(self.longest_ns, took)
         outcome = type(error).__name__

@@ -23,6 +23,7 @@ import pluggy
 
 from .. import hookspecs
 from ..errors import AgentfwError, ConfigError, Denied, HookError, PluginError
+from ..histograms import BUCKET, HOOK, labels
 from ..metering import Meter
 from ..reports import Table
 from ..texts import why
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from ..upstream import TlsInfo, TlsRequest, Upstream
 
 log = logging.getLogger("agentfw.plugins")
+
+_BOUNDS = labels(HOOK)
 
 
 class PluginManager:
@@ -130,7 +133,8 @@ class PluginManager:
 
     def hook_statistics(self) -> dict[str, int | float]:
         """For each plugin and hook that was called: "hooks.policy.allow.calls", ".seconds" (all calls, waiting included) and
-        ".longest"; ".denied", ".errors", ".timeouts" and ".blocked" (it held up the loop) where there were any."""
+        ".longest"; ".denied", ".errors", ".timeouts" and ".blocked" (it held up the loop) where there were any; and a histogram
+        (`agentfw.histograms`)."""
         found: dict[str, int | float] = {}
         for call in self._all_calls():
             if not call.calls:
@@ -142,6 +146,7 @@ class PluginManager:
             for what in ("denied", "errors", "timeouts", "blocked"):
                 if number := getattr(call, what):
                     found[f"{name}.{what}"] = number
+            found |= {f"{name}{BUCKET}{bound}": count for bound, count in zip(_BOUNDS, call.buckets, strict=True) if count}
         return found
 
     def _all_calls(self) -> Iterable[Call]:

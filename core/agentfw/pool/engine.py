@@ -66,7 +66,7 @@ class EngineCounts(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int
     cells: int
     memory: int
-    counters: dict[str, int]
+    counters: dict[str, int | float]
 
 
 class Engine:
@@ -338,7 +338,7 @@ class Engine:
             waiting=len(stock.queue),
             cells=stock.cells,
             memory=self._memory,
-            counters=dict(stock.counted),
+            counters={**stock.counted, **stock.warmups.statistics("warmup_seconds")},
         )
 
     async def trim(self, vms: int) -> int:

@@ -304,6 +304,7 @@ class Run:
         for number in self._signals if self._report is None else ():
             vm.cell.native.signal(vm.number, number)
         self._events.started(self._dispatched)
+        self._around.runtime.program_began(self.agent, self._queued, self._dispatched)
         self._tell_dispatched()
         self._answer()
 

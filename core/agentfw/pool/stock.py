@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from agentfw_vmm import VmExit
 
+from ..histograms import WARM, Histogram
 from .cells import SOON_CELLS, Counts, Loss, PoolCell, StartCell, State, User, Vm, no_vms
 from .fair import FairQueue, Terms
 from .groups import FAILURES, FALL, SPARE, Group, GroupKey, Trouble
@@ -76,6 +77,8 @@ class Stock:
         self.groups: dict[GroupKey, Group] = {}
         self.count: Counts = no_vms()
         self.counted: Counter[str] = Counter()
+        self.warmups = Histogram(WARM)
+        """Seconds from the restore of a VM until it waits for a job."""
         self._start = start
         self._runners = runners
         self._spoiled = spoiled
@@ -335,6 +338,8 @@ class Stock:
 
     def vm_warm(self, vm: Vm) -> None:
         group = self._group_of(vm.cell)
+        if not vm.cell.late:  # there VMs are restored by their users
+            self.warmups.observe(self._loop.time() - vm.begun)
         if group is not None:
             group.worked()
         self.soon(group)

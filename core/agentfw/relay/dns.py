@@ -105,19 +105,23 @@ async def answer(runtime: Runtime, agent: Agent, query: bytes, *, udp: bool) -> 
     reply, failure = await _answered(runtime, agent, query, question)
     if udp and failure is None:
         reply = wire.truncated(reply, question)
+    seconds = time.perf_counter() - began
+    runtime.durations.dns.observe(seconds)
     if runtime.plugins.implemented("question_end"):
-        _tell(runtime, agent, question, reply, failure, began)
+        _tell(runtime, agent, question, reply, failure, began, seconds)
     return reply
 
 
-def _tell(runtime: Runtime, agent: Agent, question: wire.Question, reply: bytes, failure: Exception | None, began: float) -> None:
+def _tell(
+    runtime: Runtime, agent: Agent, question: wire.Question, reply: bytes, failure: Exception | None, began: float, seconds: float
+) -> None:
     report = QuestionReport(
         name=shown_name(question),
         qtype=question.qtype,
         rcode=reply[3] & 15,
         reply=reply,
         began=began,
-        seconds=time.perf_counter() - began,
+        seconds=seconds,
         error="" if failure is None else describe(failure) if isinstance(failure, AgentfwError) else type(failure).__name__,
         denied_rule=shown(failure.rule) if isinstance(failure, Denied) else "",
     )

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from agentfw import Agent, Denied, Destination, ExitReport, Headers, RequestHead, ResponseHead, hookimpl
+from agentfw.histograms import LONG, Histogram
 from agentfw.model_calls import ModelCall
 from agentfw.reports import ExchangeReport, Table, shown
 from agentfw.runtime import Runtime
@@ -124,6 +125,9 @@ class Plugin:
         self._names: dict[str, str] = {}
         """Of agents by id, as far as there are rows."""
         self._counters: Counter[str] = Counter()
+        self._seconds = Histogram(LONG)
+        """Of calls, and until the first piece of generated content."""
+        self._first_token = Histogram(LONG)
         self._clock: Callable[[], float] = lambda: asyncio.get_running_loop().time()
 
     def reconfigure(self, config: Config) -> Callable[[], None]:
@@ -273,6 +277,9 @@ class Plugin:
         live.forget()
         latency = bucket_of(call.seconds)
         first = None if call.first_token is None else bucket_of(call.first_token)
+        self._seconds.observe(call.seconds)
+        if call.first_token is not None:
+            self._first_token.observe(call.first_token)
         model = call.model or "(unknown)"
         if not self._models.known(model) and call.failed and not live.reading.model:
             model = OTHER  # a name that only the agent says
@@ -428,6 +435,8 @@ class Plugin:
             "unreadable": counters["unreadable"],
             "oversize_events": counters["oversize_events"],
             "budget_warnings": self._warden.warnings,
+            **self._seconds.statistics("call_seconds"),
+            **self._first_token.statistics("first_token_seconds"),
         }
 
     @hookimpl
