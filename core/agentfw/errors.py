@@ -68,6 +68,9 @@ class UnknownPlugin(PluginError):
 class HookError(PluginError):
     """`plugin` failed in `hook`; `__cause__` is what it raised. Never shown to the agent beyond the two names."""
 
+    told = False
+    """The `decided` hooks have been."""
+
     def __init__(self, plugin: str, hook: str, reason: str) -> None:
         self.plugin = plugin
         self.hook = hook
@@ -82,6 +85,11 @@ class Denied(AgentfwError):
     `status`: what an HTTP agent is told, 403, or 429 for a rate that is over its limit (RFC 6585); `retry_after`: seconds after
     which it may try again (RFC 9110 section 10.2.3), None: it need not.
     """
+
+    hook = ""
+    """In which it was raised; filled in by the plugin manager."""
+    told = False
+    """The `decided` hooks have been."""
 
     def __init__(self, rule: str, reason: str, plugin: str = "", *, status: int = 403, retry_after: float | None = None) -> None:
         self.rule = rule

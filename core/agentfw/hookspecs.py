@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .http1 import RequestHead, ResponseHead
     from .metering import Meter
     from .model_calls import ModelCall
-    from .reports import AuditEvent, DispatchReport, ExchangeReport, FlowReport, QuestionReport, Table
+    from .reports import AuditEvent, Decision, DispatchReport, ExchangeReport, FlowReport, JobEvent, QuestionReport, Table
     from .runtime import Runtime
     from .upstream import TlsInfo, TlsRequest, Upstream
 
@@ -78,8 +78,9 @@ def reloaded(runtime: Runtime) -> Awaitable[None] | None:
 
 
 @hookspec
-def allow(agent: Agent, destination: Destination) -> Awaitable[None] | None:
-    """May this agent talk to `destination` at all? Raise `Denied` to refuse; returning is no opinion.
+def allow(agent: Agent, destination: Destination) -> Awaitable[str | None] | str | None:
+    """May this agent talk to `destination` at all? Raise `Denied` to refuse; returning None is no opinion, and a text (since 1.1)
+    is the rule that permits it, as `Denied.rule` is the one that does not: `decided` is told the first such text.
 
     All implementations are called, always before anything leaves: for each DNS question (scheme "dns": the port does not count),
     when a flow opens, and for each connection leased, so for every HTTP request. The place for custom policy.
@@ -274,6 +275,27 @@ def audit(event: AuditEvent) -> None:
     logged.
 
     Budget: 20 us; what takes longer belongs in a thread.
+    """
+
+
+@hookspec
+def decided(agent: Agent, destination: Destination | None, decision: Decision) -> None:
+    """Something was asked about what an agent may do, and this is the answer: after the `allow` hooks, permitted or not; after
+    an address was refused (`dial`), TLS of its own, a start (`admit`), a request or its body, and at an agent's end for files and
+    system calls that its guest's rules refused (destination None). A plugin that failed there refused. Since 1.1.
+
+    Never awaitable; errors are logged. A plugin that does not want it at the moment says so in `idle_hooks`.
+
+    Budget: 2 us, as often as `allow`.
+    """
+
+
+@hookspec
+def job_event(event: JobEvent) -> None:
+    """Something became of a job, a worker or the pool, or somebody did something to them over its control API. Called in the
+    router of a pool (embedded ones, too), not in its workers. Since 1.1. Must not block. Never awaitable; errors are logged.
+
+    Budget: 20 us, some four times a job.
     """
 
 

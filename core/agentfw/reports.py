@@ -112,6 +112,58 @@ class FlowReport(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     denied_rule: str = ""
 
 
+class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """Whether an agent may do something. Texts have no control characters."""
+
+    allowed: bool
+    rule: str = ""
+    """The one that says so, as the operator wrote it. Permitted: "" if none had to (nobody refused). Refused because a plugin
+    failed: "plugin failed: HOOK"."""
+    plugin: str = ""
+    """Whose rule it is."""
+    reason: str = ""
+    hook: str = "allow"
+    """What was asked; "" for limits on traffic, and others that are no hook's."""
+    address: str = ""
+    """Of `dial`: the address that may not be dialled."""
+    method: str = ""
+    target: str = ""
+    """Of a request: its own, before any hook changed it."""
+    count: int = 1
+    """So many at once, which were counted elsewhere."""
+
+
+class JobEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What became of a job, or of the pool, and by whom."""
+
+    time: float
+    """Seconds since 1970, UTC."""
+    kind: str
+    """Of a job: "submitted", "dispatched", "signalled", "fed", "forked" (a copy, of `parent`), "retried", "ended", "read" (its
+    output). Of the pool: "refused" (a job, or a client that may not), "started", "draining", "reloaded", "stopping", "stopped",
+    "worker_ready", "worker_lost"."""
+    by: str = ""
+    """Who asked for it: "uid 1000 pid 4711" (the Unix socket's peer), "token from 127.0.0.1" (TCP), "signal SIGTERM", "program"
+    (the one that the pool is part of, or the pool itself)."""
+    job: str = ""
+    name: str = ""
+    tenant: str = ""
+    template: str = ""
+    labels: Mapping[str, str] = {}
+    agent_id: str = ""
+    """Of this attempt, if it is not the job's."""
+    worker: int | None = None
+    parent: str = ""
+    signal: int = 0
+    how: str = ""
+    """An end's `JobResult.kind`; a refusal's code."""
+    code: int | None = None
+    text: str = ""
+    """One line: why, or which."""
+    usage: Mapping[str, float] = {}
+    """`Usage` of what ended, by field; zeros left out."""
+
+
 class AuditEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Something that an operator may want to find again. Make it with `AuditEvent.about()`."""
 

@@ -34,7 +34,7 @@ from .relay import agents_trust, relay
 from .relay.own_tls import Interceptor
 from .relay.session import NameMemory
 from .relay.uses import Use, recheck
-from .reports import AuditEvent, Table
+from .reports import AuditEvent, Decision, Table
 from .upstream import TlsRequest, Upstream
 
 if TYPE_CHECKING:
@@ -171,6 +171,8 @@ class Runtime:
         """At an agent's end: so many times the guest's rules said no to it."""
         if paths or calls:
             reason = "it went for files or system calls that are not for it"
+            decision = Decision(allowed=False, rule="guest_rules", reason=reason, hook="guest_rules", count=paths + calls)
+            self.plugins.decided(agent, None, decision)
             self.audit(AuditEvent.about("denied", agent, rule="guest_rules", reason=reason, paths=str(paths), calls=str(calls)))
 
     async def admit(self, agent: Agent) -> None:
@@ -261,8 +263,11 @@ class Runtime:
 
     def note(self, agent: Agent, destination: Destination | None, error: BaseException, **extra: str) -> None:
         """`audit()` an error that ends an agent's operation, if it is a refusal or a plugin's failure."""
+        if isinstance(error, (Denied, HookError)) and not error.told:
+            about = {name: extra.get(name, "") for name in ("method", "target")}
+            self.plugins.refused(agent, destination, error, hook="", **about)
         if isinstance(error, Denied):
-            about: dict[str, str] = {"rule": error.rule, "plugin": error.plugin, "reason": error.reason}
+            about = {"rule": error.rule, "plugin": error.plugin, "reason": error.reason}
             self.audit(AuditEvent.about("denied", agent, destination, **about, **extra))
         elif isinstance(error, HookError):
             about = {"plugin": error.plugin, "hook": error.hook, "reason": error.reason}
@@ -348,6 +353,14 @@ class Runtime:
 
     def check_address(self, agent: Agent, destination: Destination, address: str) -> None:
         """Raise Denied unless this (canonical) address may be dialled for `destination`."""
+        try:
+            self._check_address(agent, destination, address)
+        except (Denied, HookError) as error:
+            if not isinstance(agent, Operator):
+                self.plugins.refused(agent, destination, error, hook="dial", address=address)
+            raise
+
+    def _check_address(self, agent: Agent, destination: Destination, address: str) -> None:
         if self._listeners and destination.scheme != "dns" and reached(address, destination.port, self.listeners) is not None:
             raise Denied("addresses: operators", f"{address} port {destination.port} is for this host's operators", "core")
         if self.is_reserved(address):

@@ -118,21 +118,21 @@ async def test_a_flood_of_one_agent_pushes_nothing_out(tmp_path: Path) -> None:
         runtime.agent_exited(evil, ExitReport("code"))
     found = lines(path)
     assert not (tmp_path / "a.1").exists() and found[0]["rule"] == "its deed"
-    written = sum(line["event"] == "denied" and line["agent"] == "evil" for line in found)
+    written = sum(line["event"] in ("denied", "decision") and line["agent"] == "evil" for line in found)
     missing = sum(line["lines"] for line in found if line["event"] == "dropped" and line["agent_id"] == "evil")
-    assert written + missing == 5001 and 20 < written < 200 and plugin.statistics()["withheld"] == missing
-    others = [line["event"] for line in found if line["event"] not in ("denied", "dropped")]
+    assert written + missing == 10_001 and 20 < written < 200 and plugin.statistics()["withheld"] == missing
+    others = [line["event"] for line in found if line["event"] not in ("denied", "decision", "dropped")]
     assert others == ["agent_stopped", "exit"] and any(line.get("rule") == "another's" for line in found)
 
 
 def test_shares_come_back_and_are_bounded() -> None:
-    told: list[dict[str, Any]] = []
-    kept = shares.Shares(told.append)
+    told: list[tuple[str, str, int]] = []
+    kept = shares.Shares(lambda *missing: told.append(missing))
     assert [kept.admit("a", "A", 60, 10, 100, now) for now in (0.0, 0.0, 0.1, 2.0, 2.0)] == [True, False, False, True, False]
-    assert [(line["agent"], line["lines"]) for line in told] == [("A", 1), ("A", 1)]
+    assert told == [("a", "A", 1), ("a", "A", 1)]
     for number in range(shares.MAX_AGENTS + 10):
         kept.admit(str(number), "B", 1, 10, 100, 3.0)
-    assert len(kept._shares) == shares.MAX_AGENTS and sum(line["lines"] for line in told) == kept.withheld == 3
+    assert len(kept._shares) == shares.MAX_AGENTS and sum(missing for _, _, missing in told) == kept.withheld == 3
     kept.end()
     assert not kept._shares
 

@@ -17,7 +17,7 @@ from agentfw.errors import HookError
 from agentfw.plugins import PluginManager
 from agentfw.plugins import calling as calling_module
 from agentfw.plugins.limits import hook_names
-from agentfw.reports import AuditEvent
+from agentfw.reports import AuditEvent, Decision, JobEvent
 from agentfw.testing import FakeServer, PathError, fetch, make_agent, running
 
 from .support import async_test
@@ -48,14 +48,21 @@ CALLS: dict[str, Call] = {
     "guest_rules": lambda m: m.guest_rules(AGENT),
     "tenant": lambda m: m.tenant(AGENT, WHERE),
     "exchange_end": lambda m: m.exchange_end(AGENT, None),  # type: ignore[arg-type,func-returns-value]
+    "dispatched": lambda m: m.dispatched(AGENT, None),  # type: ignore[arg-type,func-returns-value]
+    "question_end": lambda m: m.question_end(AGENT, None),  # type: ignore[arg-type,func-returns-value]
     "flow_end": lambda m: m.flow_end(AGENT, None),  # type: ignore[arg-type,func-returns-value]
     "model_call": lambda m: m.model_call(AGENT, None),  # type: ignore[arg-type,func-returns-value]
     "audit": lambda m: m.audit(AuditEvent.about("x")),  # type: ignore[func-returns-value]
+    "decided": lambda m: m.decided(AGENT, WHERE, Decision(allowed=True)),  # type: ignore[func-returns-value]
+    "job_event": lambda m: m.job_event(JobEvent(time=1.0, kind="x")),  # type: ignore[func-returns-value]
     "tables": lambda m: m.tables(),
     "exit": lambda m: m.exit(AGENT, ExitReport("code")),  # type: ignore[func-returns-value]
     "statistics": lambda m: m.statistics(),
 }
-LOGGED = {"stop", "reloaded", "exchange_end", "flow_end", "model_call", "audit", "tables", "exit", "statistics"}
+LOGGED = {
+    "audit", "decided", "dispatched", "exchange_end", "exit", "flow_end", "job_event", "model_call", "question_end",
+    "reloaded", "statistics", "stop", "tables",
+}  # fmt: skip
 """Hooks that end nothing: all plugins are called, failures are logged. The others fail their operation."""
 AWAITED = {
     name for name in CALLS if "Awaitable" in str(inspect.get_annotations(getattr(hookspecs, name)).get("return"))
@@ -176,7 +183,7 @@ def test_a_hook_gone_wrong(hook: str, form: str, caplog: pytest.LogCaptureFixtur
             with pytest.raises(HookError) as caught:
                 await outcome(hook, made)
             assert str(caught.value).startswith(expected) and (caught.value.plugin, caught.value.hook) == ("wrong", hook)
-            assert "secret" not in str(caught.value) and not witness.asked
+            assert "secret" not in str(caught.value) and set(witness.asked) <= {"decided"}
         numbers = made.hook_statistics()
         assert numbers[f"hooks.wrong.{hook}.calls"] == 1 and numbers[f"hooks.wrong.{hook}.errors"] == 1
         for other in set(CALLS) - {hook}:  # nothing else has suffered

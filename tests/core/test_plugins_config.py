@@ -328,7 +328,7 @@ async def test_order_and_first_result() -> None:
 
 @async_test
 async def test_failing_hooks_name_plugin_and_hook() -> None:
-    for result, reason in ((RuntimeError("secret"), "RuntimeError"), ("text", "returned str"), (7, "returned int")):
+    for result, reason in ((RuntimeError("secret"), "RuntimeError"), (["text"], "returned list"), (7, "returned int")):
         made = manager(Sync(None), Sync(result))
         for call in (made.allow(AGENT, WHERE), made.resolve(AGENT, "x", 1, b""), made.connect(AGENT, WHERE, None)):
             with pytest.raises(HookError) as caught:

@@ -126,6 +126,8 @@ class _Process:
         """That jobs have, once `_stop` is set."""
         self._now = asyncio.Event()
         self._signal: int | None = None
+        self._by = "program"
+        """Who ends it."""
         self._reloading: asyncio.Task[None] | None = None
         self._again = False
 
@@ -149,7 +151,7 @@ class _Process:
                     service.config, service.plugins, load=service.load, place=place.path, listeners=own
                 )
                 await self._start(router)
-                api = ApiServer(router, self._asked_to_stop)
+                api = ApiServer(router, self._asked_to_stop, diary=router.diary)
                 await api.start()
                 await self._open(api, place, listen, sockets)
                 sockets = []
@@ -231,12 +233,15 @@ class _Process:
 
     async def _until_stopped(self, router: Router) -> None:
         """Until somebody ends it, and its jobs have ended, or had their time."""
+        from ..pool.diary import caller
+
         if self._tidy is None:
             await self._stop.wait()
         while self._tidy is not None and not self._stop.is_set():
             self._tidy()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), TIDY_SECONDS)
+        caller.set(self._by)
         draining = asyncio.create_task(router.drain())
         hurry = asyncio.create_task(self._now.wait())
         try:
@@ -292,6 +297,7 @@ class _Process:
             self._now.set()
         else:
             self._seconds = SHORT_SECONDS
+            self._by = f"signal {signal.Signals(number).name}"
             self._stop.set()
 
     def _asked_to_stop(self, seconds: float) -> None:
@@ -300,7 +306,10 @@ class _Process:
             if not seconds:
                 self._now.set()
             return
+        from ..pool.diary import caller
+
         self._seconds = seconds
+        self._by = caller.get()
         self._stop.set()
 
     def _hangup(self, terminal: Terminal, ends: bool) -> None:
@@ -317,6 +326,9 @@ class _Process:
 
     async def _reloads(self) -> None:
         """Several that come amid one are one."""
+        from ..pool.diary import caller
+
+        caller.set("signal SIGHUP")
         while self._again:
             self._again = False
             assert self._router is not None

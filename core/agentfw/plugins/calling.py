@@ -132,6 +132,8 @@ class Call:
             self.denied += 1
             outcome = "denied"
             error.plugin = error.plugin or self.plugin
+            if error.hook in ("", self.hook):  # it was raised here; some plugins raise the same one again and again
+                error.hook, error.told = self.hook, False
         elif isinstance(error, _OutOfTime):
             self.timeouts += 1
             outcome = "timeout"

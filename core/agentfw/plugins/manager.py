@@ -8,6 +8,9 @@ To add a hook: its specification in `agentfw.hookspecs`, and a method here that 
     _tell(hook, ...)             everybody, never awaited; failures are logged
     _gather(hook, fits, what)    what everybody returns, by plugin, never awaited; failures are logged
 
+A plugin may have an attribute `idle_hooks`, names of hooks of the telling kind (`_tell`) that it has but does not want called: it
+is looked at when plugins are compiled, after each reload, and when somebody says so (`arrange()`).
+
 All that a hook may do wrong is seen to there.
 """
 
@@ -25,8 +28,8 @@ from .. import hookspecs
 from ..errors import AgentfwError, ConfigError, Denied, HookError, PluginError
 from ..histograms import BUCKET, HOOK, labels
 from ..metering import Meter
-from ..reports import Table
-from ..texts import why
+from ..reports import Decision, Table
+from ..texts import shown, why
 from . import tracing
 from .calling import Call, Tracer
 from .discovery import available, chosen_plugins
@@ -42,9 +45,16 @@ if TYPE_CHECKING:
     from ..guest_rules import GuestRules
     from ..http1 import RequestHead, ResponseHead
     from ..model_calls import ModelCall
-    from ..reports import AuditEvent, DispatchReport, ExchangeReport, FlowReport, QuestionReport
+    from ..reports import AuditEvent, DispatchReport, ExchangeReport, FlowReport, JobEvent, QuestionReport
     from ..runtime import Runtime
     from ..upstream import TlsInfo, TlsRequest, Upstream
+
+TELLING = frozenset(
+    {"audit", "decided", "dispatched", "exchange_end", "flow_end", "job_event", "model_call", "question_end"}
+)
+"""Hooks that decide nothing, so that who is not called misses nothing but news."""
+MAX_DECISIONS = 1024
+"""Kept for being told again: one for each rule that permits something."""
 
 log = logging.getLogger("agentfw.plugins")
 
@@ -63,7 +73,10 @@ class PluginManager:
         self._pluggy = pluggy.PluginManager("agentfw")
         self._pluggy.add_hookspecs(hookspecs)
         self._named: dict[str, object] = {}
-        self._calls: dict[str, tuple[Call, ...]] = dict.fromkeys(hook_names(), ())
+        self._every: dict[str, tuple[Call, ...]] = dict.fromkeys(hook_names(), ())
+        self._calls: dict[str, tuple[Call, ...]] = dict(self._every)
+        """Without those that are not wanted at the moment."""
+        self._permissions: dict[tuple[str, str], Decision] = {}
         self._never_started: set[str] = set()
         self.failures = FailureLog()
         self._trace: Tracer | None = tracing.to_stderr if tracing.wanted() else None
@@ -92,9 +105,17 @@ class PluginManager:
         for hook in hook_names():
             caller = getattr(self._pluggy.hook, hook)
             found = sorted(caller.get_hookimpls(), key=self._place)
-            self._calls[hook] = tuple(_compiled(hook, implementation, caller.spec.argnames) for implementation in found)
+            self._every[hook] = tuple(_compiled(hook, implementation, caller.spec.argnames) for implementation in found)
+        self.arrange()
         self.limit(Limits(self.config, self.names))
         self.trace(self._trace)
+
+    def arrange(self) -> None:
+        """Ask the plugins anew which hooks they do not want (`idle_hooks`)."""
+        idle = {name: _idle(name, plugin) for name, plugin in self._named.items()}
+        for hook, calls in self._every.items():
+            wanted = tuple(call for call in calls if hook not in idle[call.plugin]) if hook in TELLING else calls
+            self._calls[hook] = wanted
 
     def _place(self, implementation: pluggy.HookImpl) -> tuple[int, int]:
         """In calling order: who asked to be first, the others, who asked to be last; among them as they were named."""
@@ -122,13 +143,14 @@ class PluginManager:
 
     def hooks(self, name: str) -> list[str]:
         """The hooks that this plugin implements, in the order of their specifications."""
-        return [hook for hook in _specified() if any(call.plugin == name for call in self._calls[hook])]
+        return [hook for hook in _specified() if any(call.plugin == name for call in self._every[hook])]
 
     def order(self, hook: str) -> list[str]:
         """The plugins that implement a hook, in calling order."""
-        return [call.plugin for call in self._calls[hook]]
+        return [call.plugin for call in self._every[hook]]
 
     def implemented(self, hook: str) -> bool:
+        """Somebody wants it called."""
         return bool(self._calls[hook])
 
     def hook_statistics(self) -> dict[str, int | float]:
@@ -150,7 +172,7 @@ class PluginManager:
         return found
 
     def _all_calls(self) -> Iterable[Call]:
-        return (call for hook in _specified() for call in self._calls[hook])
+        return (call for hook in _specified() for call in self._every[hook])
 
     # -- the hooks
 
@@ -172,10 +194,68 @@ class PluginManager:
             await self._tell_later(call, runtime)
 
     async def admit(self, agent: Agent) -> None:
-        await self._all("admit", agent)
+        try:
+            await self._all("admit", agent)
+        except (Denied, HookError) as error:
+            self.refused(agent, None, error, hook="admit")
+            raise
 
     async def allow(self, agent: Agent, destination: Destination) -> None:
-        await self._all("allow", agent, destination)
+        rule = plugin = ""
+        try:
+            for call in self._calls["allow"]:
+                if (result := await call.later((agent, destination))) is not None:
+                    if not isinstance(result, str):
+                        raise call.nonsense(result)
+                    if not rule:
+                        rule, plugin = result, call.plugin
+        except (Denied, HookError) as error:
+            self.refused(agent, destination, error)
+            raise
+        if self._calls["decided"]:
+            decision = self._permissions.get((rule, plugin))
+            if decision is None:
+                if len(self._permissions) >= MAX_DECISIONS:
+                    self._permissions.clear()
+                decision = Decision(allowed=True, rule=shown(rule), plugin=plugin)
+                self._permissions[rule, plugin] = decision
+            self._tell("decided", agent, destination, decision)
+
+    def refused(
+        self,
+        agent: Agent,
+        destination: Destination | None,
+        error: Denied | HookError,
+        *,
+        hook: str = "allow",
+        address: str = "",
+        method: str = "",
+        target: str = "",
+    ) -> None:
+        """Tell `decided` of a refusal, the first time that this error comes here. `hook`: where, if the error does not say."""
+        if error.told:
+            return
+        error.told = True
+        error.hook = error.hook or hook
+        if self._calls["decided"]:
+            decision = Decision(
+                allowed=False,
+                rule=f"plugin failed: {error.hook}" if isinstance(error, HookError) else shown(error.rule),
+                plugin=shown(error.plugin, 64),
+                reason=shown(error.reason),
+                hook=error.hook,
+                address=address,
+                method=method,
+                target=shown(target),
+            )
+            self._tell("decided", agent, destination, decision)
+
+    def decided(self, agent: Agent, destination: Destination | None, decision: Decision) -> None:
+        """Of what is no hook's word."""
+        self._tell("decided", agent, destination, decision)
+
+    def job_event(self, event: JobEvent) -> None:
+        self._tell("job_event", event)
 
     def stand_in(self, agent: Agent, name: str, qtype: int) -> tuple[str, ...] | None:
         return cast("tuple[str, ...] | None", self._first_now("stand_in", _is_texts, agent, name, qtype))
@@ -202,6 +282,13 @@ class PluginManager:
 
     async def own_tls(self, agent: Agent, destination: Destination) -> Literal["passthrough", "intercept"]:
         """Denied, by the plugin that said so, if the answer is "deny"."""
+        try:
+            return await self._own_tls(agent, destination)
+        except (Denied, HookError) as error:
+            self.refused(agent, destination, error, hook="own_tls")
+            raise
+
+    async def _own_tls(self, agent: Agent, destination: Destination) -> Literal["passthrough", "intercept"]:
         for call in self._calls["own_tls"]:
             result = await call.later((agent, destination))
             if isinstance(result, str) and result == "deny":
@@ -406,6 +493,17 @@ def _compiled(hook: str, implementation: pluggy.HookImpl, argnames: Iterable[str
         places = tuple(names.index(name) for name in implementation.argnames)
         function = functools.partial(_pruned, function, places)
     return Call(implementation.plugin_name, hook, function, names)
+
+
+def _idle(name: str, plugin: object) -> frozenset[str]:
+    """One that does not say it right wants all."""
+    if isinstance(plugin, type):  # which is only looked at
+        return frozenset()
+    try:
+        return frozenset(getattr(plugin, "idle_hooks", ()))
+    except Exception as error:
+        log.error("plugin `%s` failed in `idle_hooks`: %s", name, type(error).__name__)
+        return frozenset()
 
 
 def _pruned(function: Callable[..., Any], places: tuple[int, ...], *args: object) -> Any:

@@ -83,5 +83,6 @@ class Prepared:
                 failure = failure or failed
         self._manager.limit(self._limits)
         self._manager.config = self._config
+        self._manager.arrange()
         if failure is not None:
             raise failure

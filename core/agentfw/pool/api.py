@@ -20,6 +20,7 @@ from aiohttp import web
 
 from ..metrics import expose
 from .backend import Backend
+from .diary import Diary, caller
 from .guard import HEADERS, Connection, Listener, bind_tcp
 from .jobs import Job, JobInfo, Output, PoolError, in_words
 from .places import BACKLOG
@@ -59,10 +60,13 @@ _ID = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
 
 class ApiServer:
     """Serves `backend`. `on_stop(seconds)` is called when a client ends the pool: its jobs have so long. `grace`: seconds that
-    streams have to say their last when it is closed."""
+    streams have to say their last when it is closed. `diary`: who reads what, and who is refused, is told there."""
 
-    def __init__(self, backend: Backend, on_stop: Callable[[float], None], *, grace: float = 2.0) -> None:
+    def __init__(
+        self, backend: Backend, on_stop: Callable[[float], None], *, grace: float = 2.0, diary: Diary | None = None
+    ) -> None:
         self.backend = backend
+        self._diary = diary or Diary()
         self._on_stop = on_stop
         self._held = 0
         self._drain: asyncio.Task[None] | None = None
@@ -80,6 +84,7 @@ class ApiServer:
         """On a bound socket (`places.SocketPlace.bind()`), for this user and root."""
         loop = asyncio.get_running_loop()
         chosen = listener or Listener()
+        chosen.tell = self._refused
         server = await loop.create_unix_server(lambda: Connection(chosen, self._runner.server, loop), sock=sock)
         self._servers.append(server)
 
@@ -93,9 +98,13 @@ class ApiServer:
         """On sockets that are bound to the addresses of `host`; they are its own from now on."""
         loop = asyncio.get_running_loop()
         listener = Listener.tcp(host, token)
+        listener.tell = self._refused
         for sock in sockets:
             server = await loop.create_server(lambda: Connection(listener, self._runner.server, loop), sock=sock, backlog=BACKLOG)
             self._servers.append(server)
+
+    def _refused(self, who: str, error: PoolError) -> None:
+        self._diary.pool("refused", str(error), by=who.replace("token", "nobody known", 1), how=error.code)
 
     def stop_listening(self) -> None:
         """No more connections; those that are open go on."""
@@ -120,7 +129,12 @@ class ApiServer:
         try:
             connection = request.protocol
             assert isinstance(connection, Connection)
-            connection.listener.check(request.headers, request.headers.get("Host"))
+            try:
+                connection.listener.check(request.headers, request.headers.get("Host"))
+            except PoolError as error:
+                self._refused(connection.who, error)
+                raise
+            caller.set(connection.who)  # for this request: the next one of the connection sets it anew
             response = await handler(request)
         except web.HTTPException as error:
             response = _refusal(request, error)
@@ -225,6 +239,7 @@ class ApiServer:
 
     async def _do_output(self, request: web.Request, job_id: str, query: OutputQuery) -> web.StreamResponse:
         await self.backend.info(job_id)  # an error can still be a status
+        self._diary.pool("read", job=job_id)
         response = web.StreamResponse(headers={**HEADERS, "Content-Type": "application/x-ndjson"})
         await response.prepare(request)
         lines = _Lines(response)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
@@ -117,9 +117,17 @@ class Entry:
 
 
 class Book:
-    """By id, in the order in which they came. `moment`: MOMENT."""
+    """By id, in the order in which they came. `moment`: MOMENT. `tell(what, entry)`: it was "dispatched", is to be "retried", has
+    "ended"."""
 
-    def __init__(self, keep_jobs: int, keep_output: int, moment: float = MOMENT) -> None:
+    def __init__(
+        self,
+        keep_jobs: int,
+        keep_output: int,
+        moment: float = MOMENT,
+        tell: Callable[[str, Entry], None] = lambda what, entry: None,
+    ) -> None:
+        self._tell = tell
         self.keep_jobs = keep_jobs
         self.keep_output = keep_output
         self._moment = moment
@@ -173,6 +181,7 @@ class Book:
         """Its program runs."""
         self._turn(entry, "running")
         entry.started = time.time()
+        self._tell("dispatched", entry)
 
     def again(self, entry: Entry) -> None:
         """Another attempt, from its beginning."""
@@ -186,6 +195,7 @@ class Book:
         entry.worker = entry.started = None
         self.output_bytes -= entry.output.cost
         entry.output.again()
+        self._tell("retried", entry)
 
     def wrote(self, entry: Entry, stream: Stream, data: bytes) -> None:
         """More output of a job that runs."""
@@ -215,6 +225,7 @@ class Book:
         self._ended[entry.id] = entry
         if entry.output.cost:
             self._with_output[entry.id] = entry
+        self._tell("ended", entry)
         self._forget_old()
 
     def remove(self, entry: Entry) -> None:

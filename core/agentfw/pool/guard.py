@@ -53,6 +53,8 @@ class Listener:
     open: int = 0
     refused: int = 0
     """Connections that are being told that they are not wanted."""
+    tell: Callable[[str, PoolError], None] = lambda who, error: None
+    """Told of peers that are refused: who, why."""
 
     @classmethod
     def tcp(cls, host: str, token: bytes) -> Listener:
@@ -126,16 +128,25 @@ class Connection(RequestHandler):
             max_headers=listener.fields,
         )
         self.listener = listener
+        self.who = ""
+        """The peer, as `JobEvent.by`."""
         self._counted = False
         self._refused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         error = None
-        if self.listener.token is None and (user := _user(transport)) not in self.listener.users:
+        user = -1
+        if self.listener.token is None:
+            process, user = _peer(transport)
+            self.who = f"uid {user} pid {process}"
+        else:
+            self.who = f"token from {(transport.get_extra_info('peername') or ('?',))[0]}"
+        if self.listener.token is None and user not in self.listener.users:
             error = PoolError("forbidden", f"this pool serves the user with the id {os.getuid()}, not {user}")
         elif self.listener.open >= (most := self.listener.most or CONNECTIONS):
             error = PoolError("unavailable", f"more than {most} connections")
         if error is not None:
+            self.listener.tell(self.who, error)
             body = msgspec.json.encode(ErrorBody.of(error))
             status = "403 Forbidden" if error.code == "forbidden" else "503 Service Unavailable"
             fixed = "".join(f"{name}: {value}\r\n" for name, value in self.listener.headers.items())
@@ -197,9 +208,10 @@ class _Quiet:
         return self._logger.debug
 
 
-def _user(transport: asyncio.BaseTransport) -> int:
-    """Of the peer of a Unix socket: as it was when it connected, socket(7) SO_PEERCRED."""
+def _peer(transport: asyncio.BaseTransport) -> tuple[int, int]:
+    """(process, user) of a Unix socket's other end: as it was when it connected, socket(7) SO_PEERCRED."""
     found = transport.get_extra_info("socket")
     with socket.socket(fileno=os.dup(found.fileno())) as copy:
         data = copy.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", data)[1])
+    process, user, _ = struct.unpack("3i", data)
+    return int(process), int(user)

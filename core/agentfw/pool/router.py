@@ -25,15 +25,17 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from ..config import Config
+from ..errors import AgentfwError
 from ..metrics.catalog import STATES
 from ..plugins import load_plugins
 from ..runtime import Runtime
 from . import authority, changes, dealing, templates
 from .book import Book, Entry
 from .config import PoolConfig, TenantConfig
+from .copies import Copies
 from .counting import LOOK_SECONDS, Counting
+from .diary import Diary
 from .jobs import DEFAULT_TEMPLATE, DEFAULT_TENANT, Job, JobInfo, JobResult, Output, PoolError, PoolInfo, State, Usage
-from .link import Channel
 from .messages import (
     Apply,
     Ask,
@@ -43,7 +45,6 @@ from .messages import (
     Done,
     Ended,
     Feed,
-    Fork,
     Look,
     Run,
     Setup,
@@ -106,15 +107,13 @@ class Router:
         self._engine = engine
         self._started = time.time()
         self._state: Literal["starting", "ready", "draining", "stopping"] = "starting"
-        self.book = Book(self.pool.keep_jobs, self.pool.keep_output)
+        self.diary = Diary()
+        self.book = Book(self.pool.keep_jobs, self.pool.keep_output, tell=self.diary.job)
         self._waiting = Waiting(self._tenant)
         self.workers: list[Worker] = []
-        self._forking: set[str] = set()
-        """Runs of copies that are being made."""
+        self._copies = Copies(self._no_copies, lambda number: self.workers[number].channel)
         self._feeding: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """By job: one feeds at a time. Each is kept by those who do."""
-        self._unwanted: set[asyncio.Future[None]] = set()
-        """Forks that are being made for callers who have gone."""
         self._reloading = asyncio.Lock()
         self._generation = 0
         """Of the configuration."""
@@ -132,7 +131,7 @@ class Router:
             runtime.pool = authority.RouterLink(self, lambda: self.workers)
             runtime.keep_from_agents("control API", self._listeners)
             await runtime.start()
-            self.runtime = runtime
+            self.runtime, self.diary.plugins = runtime, manager
             self._check_not_closed()
             if self._local:
                 self.workers = [LocalWorker(self, runtime, self._patience)]
@@ -151,13 +150,16 @@ class Router:
             await self.close()
             raise
         self._state = "ready"
+        self.diary.pool("started", f"{len(self.workers)} workers, {self.pool.size} VMs; plugins: {', '.join(self._plugins)}")
         if len(self.workers) > 1:
             self._dealing = asyncio.create_task(dealing.deal_always(lambda: self.workers, lambda name: self._tenant(name).share))
         self._pump()
 
     async def close(self) -> None:
         """Kill what runs, end the workers. Jobs that have not ended are told to have been killed. Idempotent."""
-        self._state = "stopping"
+        if self._state != "stopping":
+            self._state = "stopping"
+            self.diary.pool("stopping")
         if self._dealing is not None:
             self._dealing.cancel()
             await asyncio.gather(self._dealing, return_exceptions=True)
@@ -174,12 +176,15 @@ class Router:
                 self._end(entry, JobResult(kind="killed", text="the pool was stopped"))
         runtime, self.runtime = self.runtime, None
         if runtime is not None:
+            self.diary.pool("stopped")
+            self.diary.plugins = None
             await runtime.stop()
 
     async def drain(self) -> None:
         """Take no more jobs; returns when the last has ended."""
         if self._state in ("starting", "ready"):
             self._state = "draining"
+            self.diary.pool("draining")
         while self.book.counts["done"] < len(self.book):
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._empty.add(waiter)
@@ -211,6 +216,7 @@ class Router:
             self.book.remove(entry)
             self._full(f"jobs that have not ended take {MAX_PAYLOAD_WAITING >> 20} MiB")
         self.numbers["submitted"] += 1
+        self.diary.job("submitted", entry)
         self._waiting.add(entry)
         self._pump()
         return entry.info()
@@ -250,7 +256,9 @@ class Router:
         async with lock:
             while entry.state == "queued":
                 await entry.change()
-            entry.fed = True
+            if not entry.fed:
+                entry.fed = True
+                self.diary.job("fed", entry)
             pieces = [data[begin : begin + FEED] for begin in range(0, len(data), FEED)] or [b""]
             for number, piece in enumerate(pieces, 1):
                 if entry.ended is not None or entry.worker is None:
@@ -263,13 +271,15 @@ class Router:
         if not 1 <= number <= 64:
             raise PoolError("unsupported", f"there is no signal {number}")
         entry = self.book.get(job_id)
+        if entry.state != "done":
+            self.diary.job("signalled", entry, signal=number)
         if entry.state == "queued":
             if number == 9:
                 self._waiting.remove(entry)
                 self._end(entry, JobResult(kind="killed", text="killed before it began"))
             elif len(entry.signals) < MAX_SIGNALS:
                 entry.signals.append(number)
-        elif entry.run in self._forking:
+        elif entry.run in self._copies.runs:
             if number == 9 or len(entry.signals) < MAX_SIGNALS:
                 entry.signals.append(number)
         elif entry.state != "done" and entry.worker is not None:
@@ -298,47 +308,19 @@ class Router:
             self._waiting.run(copy)
             self.book.sent(copy, worker.number)
             worker.runs[copy.run] = copy
-        making = asyncio.ensure_future(self._make_copies(worker, channel, entry, copies))
-        try:
-            await asyncio.shield(making)
-        except asyncio.CancelledError:
-            # The worker may have made them, or yet do so, and nobody would know their ids.
-            self._unwanted.add(making)
-            making.add_done_callback(lambda _: self._kill_unwanted(making, copies))
-            raise
+        for copy in copies:
+            self.diary.job("forked", copy)
+        await self._copies.make(worker, channel, entry, copies)
         return [copy.info() for copy in copies]
 
-    async def _make_copies(self, worker: Worker, channel: Channel, entry: Entry, copies: Sequence[Entry]) -> None:
-        """Signals for copies are kept until the worker knows them: it saves the job first, which may take a while."""
-        runs = {copy.run for copy in copies}
-        self._forking |= runs
-        try:
-            await channel.ask(Fork(entry.run, tuple(copy.run for copy in copies)), Done)
-        except BaseException:
-            for copy in copies:
-                if copy.state != "done":
-                    self._release(worker, copy)
-                    self.book.remove(copy)
-            self._look_whether_empty()
-            self._pump()
-            raise
-        finally:
-            self._forking -= runs
+    def _no_copies(self, worker: Worker, copies: Sequence[Entry]) -> None:
         for copy in copies:
-            for number in copy.signals if copy.state != "done" else ():
-                channel.send(Signal(copy.run, number))
-            copy.signals.clear()
-        self.numbers["forked"] += len(copies)
-
-    def _kill_unwanted(self, making: asyncio.Future[None], copies: Sequence[Entry]) -> None:
-        self._unwanted.discard(making)
-        if making.cancelled() or making.exception() is not None:
-            return
-        for copy in copies:
-            if copy.state != "done" and copy.worker is not None:
-                channel = self.workers[copy.worker].channel
-                if channel is not None:
-                    channel.send(Signal(copy.run, 9))
+            if copy.state != "done":
+                self.diary.job("ended", copy, how="internal", text="it could not be made")
+                self._release(worker, copy)
+                self.book.remove(copy)
+        self._look_whether_empty()
+        self._pump()
 
     # -- what there is
 
@@ -376,7 +358,8 @@ class Router:
             "pool.payload_bytes": self.book.payload,
             "pool.started": self._started,
             "pool.uptime_seconds": time.time() - self._started,
-            **{f"pool.{name}": self.numbers[name] for name in ("submitted", "refused", "forked", "retried", "lost", "reloads")},
+            **{f"pool.{name}": self.numbers[name] for name in ("submitted", "refused", "retried", "lost", "reloads")},
+            "pool.forked": self._copies.made,
         }
 
     async def usage(self) -> dict[str, Usage]:
@@ -403,6 +386,15 @@ class Router:
         The router and all workers check it first; it takes effect if none of them refuses. A worker that cannot go on with what
         it had agreed to is replaced at once, since its agents must not go on under rules that are no longer in force.
         """
+        try:
+            tables = await self._reload()
+        except AgentfwError as error:
+            self.diary.pool("reloaded", str(error), how="refused")
+            raise
+        self.diary.pool("reloaded", f"tables: {', '.join(tables) or 'none'}")
+        return tables
+
+    async def _reload(self) -> list[str]:
         async with self._reloading:
             runtime = self.runtime
             if runtime is None or self._state == "stopping":
@@ -456,6 +448,7 @@ class Router:
         )
 
     def ready(self, worker: Worker) -> None:
+        self.diary.pool("worker_ready", f"process {worker.pid}", by="", worker=worker.number)
         if worker.generation != self._generation:
             worker.replace("it was started before the configuration changed")
         else:
@@ -491,6 +484,7 @@ class Router:
 
     def worker_lost(self, worker: Worker, reason: str) -> None:
         worker.known.clear()
+        self.diary.pool("worker_lost", reason, by="", worker=worker.number)
         for entry in list(worker.runs.values()):
             self._release(worker, entry)
             entry.workers_lost += 1
@@ -582,6 +576,7 @@ class Router:
 
     def _full(self, why: str) -> None:
         self.numbers["refused"] += 1
+        self.diary.pool("refused", why, how="pool_full")
         raise PoolError("pool_full", f"the pool is full: {why}", "try again later, or make it larger")
 
 

@@ -7,7 +7,8 @@ from typing import Literal
 import msgspec
 from agentfw import ConfigError
 
-Kind = Literal["events", "exchanges", "flows", "model_calls", "exits"]
+Kind = Literal["events", "decisions", "exchanges", "flows", "model_calls", "exits", "jobs", "questions"]
+DEFAULT: tuple[Kind, ...] = ("events", "decisions", "exchanges", "flows", "model_calls", "exits", "jobs")
 
 
 class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -15,9 +16,10 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     file: str
     """Where JSON lines go, relative to agentfw.toml; mode 0600, and nowhere that agents see."""
-    events: tuple[Kind, ...] = ("events", "exchanges", "model_calls", "exits")
-    """What is written: `"events"` (refusals, failures of plugins, reloads, budgets), `"exchanges"` (HTTP requests), `"flows"`
-    (sockets), `"model_calls"` (needs `inspect`), `"exits"`."""
+    events: tuple[Kind, ...] = DEFAULT
+    """What is written: `"events"` (refusals, failures of plugins, reloads, budgets), `"decisions"` (permitted and refused, by
+    which rule), `"exchanges"` (HTTP requests), `"flows"` (sockets), `"model_calls"` (needs `inspect`), `"exits"`, `"jobs"` (of a
+    pool: from submission to end, and who had a hand in it), `"questions"` (DNS, with the answers). Default: all but the last."""
     queries: bool = False
     """Targets with what is behind their `?`, where agents may have put secrets."""
     max_bytes: int = 64 << 20

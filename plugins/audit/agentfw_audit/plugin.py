@@ -11,16 +11,36 @@ from typing import Any
 import msgspec
 from agentfw import Agent, ConfigError, Destination, ExitReport, hookimpl
 from agentfw.model_calls import ModelCall
-from agentfw.reports import AuditEvent, ExchangeReport, FlowReport, shown
+from agentfw.reports import AuditEvent, Decision, ExchangeReport, FlowReport, JobEvent, QuestionReport, shown
 from agentfw.runtime import Runtime
 
+from . import decisions
+from .answers import addresses
 from .config import Config
+from .decisions import Decisions
+from .lines import (
+    DecisionLine,
+    DroppedLine,
+    ExchangeLine,
+    ExitLine,
+    FlowLine,
+    JobLine,
+    ModelCallLine,
+    PoolLine,
+    QuestionLine,
+)
 from .shares import Shares
 from .writer import LogFile, Writer, log
 
 STOP_SECONDS = 5.0
 ONCE = frozenset({"agent_stopped", "budget_used_up", "budget_warning", "exit", "reload"})
 """What an agent cannot make happen again and again: always written."""
+HOOKS = {
+    "events": "audit", "decisions": "decided", "exchanges": "exchange_end", "flows": "flow_end", "model_calls": "model_call",
+    "jobs": "job_event", "questions": "question_end",
+}  # fmt: skip
+"""By what `events` names."""
+MAX_PREFIXES = 8192
 
 
 class Plugin:
@@ -38,7 +58,11 @@ class Plugin:
         """Of a reload that has not been committed; maybe it never is, for another plugin refused."""
         self._wanted = frozenset(config.events)
         self._encoder = msgspec.json.Encoder()
-        self._shares = Shares(lambda facts: self._put({"time": time.time(), "event": "dropped", **facts}))
+        self._shares = Shares(self._withheld)
+        self._decisions = Decisions(self._decided, time.time)
+        self._prefixes: dict[str, bytes] = {}
+        """By agent's id."""
+        self._telling: asyncio.TimerHandle | None = None
 
     def check_guest(self, file: Path | None, environment: Mapping[str, str], sees: Callable[[Path], bool]) -> None:
         """ConfigError if agents could read, or worse, write the log."""
@@ -90,10 +114,18 @@ class Plugin:
             self._writer = Writer(self._open(self._config), self._config.buffer_bytes)
         except ConfigError as error:
             raise runtime.config.error(f"{self.name}.{error.key}", error.message) from None
+        self._tell_again(runtime.loop)
+
+    def _tell_again(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._decisions.tell()
+        self._telling = loop.call_later(decisions.SECONDS, self._tell_again, loop)
 
     @hookimpl(tryfirst=True)  # plugins stop in the opposite order: this one last
     async def stop(self) -> None:
         writer = self._writer
+        if self._telling is not None:
+            self._telling.cancel()
+        self._decisions.tell()
         self._shares.end()
         self._close_prepared()
         if writer is not None and not await asyncio.get_running_loop().run_in_executor(None, writer.stop, STOP_SECONDS):
@@ -101,103 +133,187 @@ class Plugin:
 
     # -- lines
 
+    @property
+    def idle_hooks(self) -> frozenset[str]:
+        """What the table does not ask for is not called."""
+        return frozenset(hook for kind, hook in HOOKS.items() if kind not in self._wanted)
+
     @hookimpl
     def audit(self, event: AuditEvent) -> None:
-        if "events" in self._wanted:
-            facts: dict[str, Any] = msgspec.to_builtins(event)
-            kind = facts.pop("kind")
-            extra = facts.pop("extra", {})
-            if "target" in extra:
-                extra["target"] = self._target(extra["target"])
-            more = {name: value for name, value in extra.items() if name not in facts and name != "event"}
-            self._put({"time": facts.pop("time"), "event": kind, **facts, **more}, limited=kind not in ONCE)
+        facts: dict[str, Any] = msgspec.to_builtins(event)
+        kind = facts.pop("kind")
+        extra = facts.pop("extra", {})
+        if "target" in extra:
+            extra["target"] = self._target(extra["target"])
+        more = {name: value for name, value in extra.items() if name not in facts and name != "event"}
+        line = self._encoder.encode({"time": facts.pop("time"), "event": kind, **facts, **more})
+        self._put(line, "" if kind in ONCE else event.agent_id, event.agent)
+
+    @hookimpl
+    def decided(self, agent: Agent, destination: Destination | None, decision: Decision) -> None:
+        self._decisions.met(agent, destination, decision)
+
+    def _decided(
+        self, agent: Agent, destination: Destination | None, decision: Decision, count: int, since: float | None
+    ) -> None:
+        line = DecisionLine(
+            allowed=decision.allowed,
+            hook=decision.hook,
+            destination="" if destination is None else str(destination),
+            rule=decision.rule,
+            plugin=decision.plugin,
+            reason=decision.reason,
+            address=decision.address,
+            method=decision.method,
+            target=self._target(decision.target),
+            count=count,
+            since=since,
+        )
+        self._about("decision", agent, line)
+
+    @hookimpl
+    def question_end(self, agent: Agent, question: QuestionReport) -> None:
+        line = QuestionLine(
+            name=question.name,
+            qtype=question.qtype,
+            rcode=question.rcode,
+            seconds=round(question.seconds, 6),
+            addresses=addresses(question.qtype, question.reply),
+            error=question.error,
+            rule=question.denied_rule,
+        )
+        self._about("question", agent, line)
 
     @hookimpl
     def exchange_end(self, agent: Agent, exchange: ExchangeReport) -> None:
-        if "exchanges" in self._wanted:
-            facts = {
-                "method": exchange.method,
-                "target": self._target(exchange.target),
-                "status": exchange.status,
-                "bytes_up": exchange.bytes_up,
-                "bytes_down": exchange.bytes_down,
-                "first_byte": _seconds(exchange.first_byte),
-                "seconds": _seconds(exchange.seconds),
-                "error": exchange.error,
-                "rule": exchange.denied_rule,
-                "exchange": exchange.exchange,
-            }
-            self._about("exchange", agent, exchange.destination, facts)
+        line = ExchangeLine(
+            destination=str(exchange.destination),
+            method=exchange.method,
+            target=self._target(exchange.target),
+            status=exchange.status,
+            bytes_up=exchange.bytes_up,
+            bytes_down=exchange.bytes_down,
+            first_byte=_seconds(exchange.first_byte),
+            connected=_seconds(exchange.connected),
+            reused=exchange.reused,
+            seconds=round(exchange.seconds, 6),
+            error=exchange.error,
+            rule=exchange.denied_rule,
+            exchange=exchange.exchange,
+        )
+        self._about("exchange", agent, line)
 
     @hookimpl
     def flow_end(self, agent: Agent, flow: FlowReport) -> None:
-        if "flows" in self._wanted:
-            facts = {
-                "kind": flow.kind,
-                "port": flow.port,
-                "bytes_up": flow.bytes_up,
-                "bytes_down": flow.bytes_down,
-                "seconds": _seconds(flow.seconds),
-                "error": flow.error,
-                "rule": flow.denied_rule,
-            }
-            self._about("flow", agent, flow.destination, facts)
+        line = FlowLine(
+            kind=flow.kind,
+            port=flow.port,
+            destination="" if flow.destination is None else str(flow.destination),
+            bytes_up=flow.bytes_up,
+            bytes_down=flow.bytes_down,
+            seconds=round(flow.seconds, 6),
+            error=flow.error,
+            rule=flow.denied_rule,
+        )
+        self._about("flow", agent, line)
 
     @hookimpl
     def model_call(self, agent: Agent, call: ModelCall) -> None:
-        if "model_calls" in self._wanted:
-            facts = {
-                "provider": call.provider,
-                "operation": call.operation,
-                "model": call.model,
-                "requested_model": call.requested_model if call.requested_model != call.model else "",
-                "streamed": call.streamed,
-                "status": call.status,
-                "seconds": _seconds(call.seconds),
-                "first_token": _seconds(call.first_token),
-                "input_tokens": call.input_tokens,
-                "output_tokens": call.output_tokens,
-                "cache_read_tokens": call.cache_read_tokens,
-                "cache_write_tokens": call.cache_write_tokens,
-                "reasoning_tokens": call.reasoning_tokens,
-                "estimated": call.estimated,
-                "cost": call.cost,
-                "currency": call.currency,
-                "error_type": call.error_type,
-                "error": call.error,
-                "exchange": call.exchange,
-            }
-            self._about("model_call", agent, call.destination, facts)
+        line = ModelCallLine(
+            destination=str(call.destination),
+            provider=call.provider,
+            operation=call.operation,
+            model=call.model,
+            requested_model=call.requested_model if call.requested_model != call.model else "",
+            streamed=call.streamed,
+            status=call.status,
+            seconds=round(call.seconds, 6),
+            first_token=_seconds(call.first_token),
+            input_tokens=call.input_tokens,
+            output_tokens=call.output_tokens,
+            cache_read_tokens=call.cache_read_tokens,
+            cache_write_tokens=call.cache_write_tokens,
+            reasoning_tokens=call.reasoning_tokens,
+            estimated=call.estimated,
+            cost=call.cost,
+            currency=call.currency,
+            error_type=call.error_type,
+            error=call.error,
+            exchange=call.exchange,
+        )
+        self._about("model_call", agent, line)
 
     @hookimpl
     def exit(self, agent: Agent, report: ExitReport) -> None:
+        self._decisions.forget(agent.id)
         self._shares.forget(agent.id)
         if "exits" in self._wanted:
-            facts = {"how": report.kind, "code": report.code, "signal": report.signal, "text": shown(report.text)}
-            self._about("exit", agent, None, {**facts, "seconds": _seconds(report.seconds)})
+            line = ExitLine(
+                how=report.kind,
+                code=report.code,
+                signal=report.signal,
+                text=shown(report.text),
+                seconds=round(report.seconds, 6),
+            )
+            self._about("exit", agent, line)
+        self._prefixes.pop(agent.id, None)
 
-    def _about(self, event: str, agent: Agent, destination: Destination | None, facts: Mapping[str, object]) -> None:
-        line: dict[str, object] = {"time": time.time(), "event": event, "agent_id": agent.id, "agent": agent.name}
-        if agent.labels:
-            line["labels"] = dict(agent.labels)
-        if destination is not None:
-            line["destination"] = str(destination)
-        line |= {name: value for name, value in facts.items() if value is not None and value != ""}
-        self._put(line, limited=event not in ONCE)
+    @hookimpl
+    def job_event(self, event: JobEvent) -> None:
+        if not event.job:
+            line: msgspec.Struct = PoolLine(what=event.kind, by=event.by, worker=event.worker, how=event.how, text=event.text)
+            self._put(_line(event.time, "pool", b"", self._encoder.encode(line)), event.by if event.kind == "refused" else "")
+            return
+        line = JobLine(
+            what=event.kind,
+            job=event.job,
+            by=event.by,
+            tenant=event.tenant,
+            template=event.template,
+            worker=event.worker,
+            parent=event.parent,
+            signal=event.signal,
+            how=event.how,
+            code=event.code,
+            text=event.text,
+            usage=event.usage,
+        )
+        prefix = self._prefix(event.agent_id or event.job, event.name or event.job, event.labels)
+        self._put(_line(event.time, "job", prefix, self._encoder.encode(line)))
+
+    def _about(self, event: str, agent: Agent, line: msgspec.Struct) -> None:
+        prefix = self._prefixes.get(agent.id)
+        if prefix is None:
+            if len(self._prefixes) >= MAX_PREFIXES:
+                self._prefixes.clear()
+            prefix = self._prefixes[agent.id] = self._prefix(agent.id, agent.name, agent.labels)
+        text = _line(time.time(), event, prefix, self._encoder.encode(line))
+        self._put(text, "" if event in ONCE else agent.id, agent.name)
+
+    def _prefix(self, agent_id: str, name: str, labels: Mapping[str, str]) -> bytes:
+        """The fields that say whom a line is about, which are the same in each."""
+        who: dict[str, object] = {"agent_id": agent_id, "agent": name}
+        if labels:
+            who["labels"] = dict(labels)
+        return b"," + self._encoder.encode(who)[1:-1]
 
     def _target(self, target: str) -> str:
         return target if self._config.queries else target.partition("?")[0]
 
-    def _put(self, line: Mapping[str, object], *, limited: bool = False) -> None:
+    def _withheld(self, agent: str, name: str, lines: int) -> None:
+        """Of one agent (or client of the pool) that caused more than its share."""
+        line = DroppedLine(lines=lines, reason="more of this agent than agent_bytes_per_second")
+        self._put(_line(time.time(), "dropped", self._prefix(agent, name, {}), self._encoder.encode(line)))
+
+    def _put(self, line: bytes, limited: str = "", name: str = "") -> None:
+        """`limited`: the agent whose share it takes of; "": it is written in any case."""
         if self._writer is None:
             return
-        text = self._encoder.encode(line)
-        agent = str(line.get("agent_id", "")) if limited else ""
-        if agent:
+        if limited:
             rate, burst = self._config.agent_bytes_per_second, self._config.agent_burst
-            if not self._shares.admit(agent, str(line.get("agent", "")), len(text), rate, burst, time.monotonic()):
+            if not self._shares.admit(limited, name, len(line), rate, burst, time.monotonic()):
                 return
-        self._writer.put(text)
+        self._writer.put(line)
 
     @hookimpl
     def statistics(self) -> dict[str, int | float]:
@@ -211,6 +327,11 @@ class Plugin:
             "failures": writer.failures,
             "rotations": writer.rotations,
         }
+
+
+def _line(when: float, event: str, prefix: bytes, rest: bytes) -> bytes:
+    """`rest`: an encoded object, with one field at least."""
+    return b'{"time":%.6f,"event":"%b"%b,%b' % (when, event.encode(), prefix, rest[1:])
 
 
 def _seconds(value: float | None) -> float | None:

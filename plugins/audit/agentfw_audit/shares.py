@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
 
 MAX_AGENTS = 4096
 TELL = 1.0
 """Seconds between two lines that tell of the same agent's missing ones."""
 
-Tell = Callable[[dict[str, Any]], None]
+Tell = Callable[[str, str, int], None]
+"""(agent's id, its name, how many lines of its are missing)"""
 
 
 class _Share:
@@ -26,7 +26,7 @@ class _Share:
 
 
 class Shares:
-    """Token buckets, of bytes. `tell` gets the facts of a line about lines that are missing."""
+    """Token buckets, of bytes."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
@@ -64,6 +64,5 @@ class Shares:
             self.forget(agent)
 
     def _about(self, agent: str, share: _Share) -> None:
-        reason = "more of this agent than agent_bytes_per_second"
-        self._tell({"agent_id": agent, "agent": share.name, "lines": share.missing, "reason": reason})
-        share.missing = 0
+        missing, share.missing = share.missing, 0
+        self._tell(agent, share.name, missing)

@@ -66,8 +66,8 @@ class Plugin:
         """By profile: what all of its agents use together; the default one's: what all agents do."""
         self._open: dict[int, tuple[Account, ...]] = {}
         """By number of the exchange: who gets a request back when it ends."""
-        self._places: dict[str, str] = {}
-        """Where rules are written, in `_places_of`."""
+        self._places: dict[tuple[str, str], str] = {}
+        """Rules with where they are written, in `_places_of`, by key and title."""
         self._places_of: File | None = None
         self._counters: Counter[str] = Counter(allowed=0, denied=0, requests=0, requests_denied=0, limited=0, reported=0)
 
@@ -127,12 +127,16 @@ class Plugin:
     # -- decisions
 
     @hookimpl
-    def allow(self, agent: Agent, destination: Destination) -> None:
+    def allow(self, agent: Agent, destination: Destination) -> str:
         state = self._state(agent)
-        findings = state.rules.decide(destination).findings
-        if findings:
-            self._object(state, destination, findings)
+        decision = state.rules.decide(destination)
+        if decision.findings:
+            self._object(state, destination, decision.findings)
         self._counters["allowed"] += 1
+        if decision.findings:  # it is denied, but for that they only report
+            return f"only reported: {self.where(decision.findings[0])}"
+        rule = decision.allowed_by
+        return self._where(rule.key, rule.title) if rule is not None else self._where(*state.rules.by_default)
 
     @hookimpl(tryfirst=True)
     def dial(self, agent: Agent, destination: Destination, address: str) -> bool | None:
@@ -295,15 +299,19 @@ class Plugin:
 
     def where(self, finding: Finding) -> str:
         """The rule as the operator wrote it, and where."""
+        return self._where(finding.key, finding.title)
+
+    def _where(self, key: str, title: str) -> str:
         if self._runtime is None:
-            return finding.title
+            return title
         config = self._runtime.config
         if config is not self._places_of:
             self._places, self._places_of = {}, config
-        place = self._places.get(finding.key)
-        if place is None:
-            place = self._places[finding.key] = config.place(f"{self.name}.{finding.key}")
-        return f"{finding.title} ({place})" if place else finding.title
+        text = self._places.get((key, title))
+        if text is None:
+            place = config.place(f"{self.name}.{key}")
+            text = self._places[key, title] = f"{title} ({place})" if place else title
+        return text
 
     def _object(self, state: _State, destination: Destination, findings: Iterable[Finding]) -> None:
         """Denied for the first that is not only reported."""

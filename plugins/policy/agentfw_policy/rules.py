@@ -215,6 +215,11 @@ class RuleSet:
         """What this rule (None: the default) denies is only reported."""
         return ((rule.mode if rule is not None else None) or self.mode) == "report"
 
+    @property
+    def by_default(self) -> tuple[str, str]:
+        """Key and title of what permits where no rule has to."""
+        return self.default_key, f"policy.{self.default_key}: {self.default}"
+
     def decide(self, destination: Destination) -> Decision:
         """What the rules say about this destination."""
         try:
