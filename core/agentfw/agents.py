@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from agentfw_vmm import Sight, VmStatistics
 
 from . import statuses
 
@@ -35,6 +38,19 @@ class Operator(Agent):
 
 
 @dataclass(frozen=True, slots=True)
+class VmReport:
+    """What an agent's VM did until now, or until its end.
+
+    `sight`: system calls by count and time, files opened; `cpu_seconds`: of the VM, and for it, since it got the agent's job.
+    What a VM did while it waited for that is not in either; what it does between its waking and its program's first line is.
+    """
+
+    statistics: VmStatistics
+    sight: Sight
+    cpu_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class ExitReport:
     """How an agent ended. `kind` as in `agentfw_vmm.VmExit`; "timeout" is the operator's limit. `text`: one line with signal,
     address, module and symbol where known; `seconds`: wall time since dispatch."""
@@ -44,6 +60,8 @@ class ExitReport:
     signal: int = 0
     text: str = ""
     seconds: float = 0.0
+    vm: VmReport | None = field(default=None, repr=False, compare=False)
+    """What its VM did. None: it had none. Since 1.1."""
 
 
 def status_of(kind: str, code: int, signal: int) -> int:

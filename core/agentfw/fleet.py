@@ -23,7 +23,7 @@ from agentfw_vmm import Cell, CellError, GuestFlow, VmExit, VmStatistics
 from agentfw_vmm.in_memory import in_memory
 
 from . import guest_trust
-from .agents import Agent, ExitReport, status_of
+from .agents import Agent, ExitReport, VmReport, status_of
 from .dispatch import ACK_SECONDS, Job, Mode, default_environment, hand_over, template_environment
 from .errors import AgentfwError
 from .lives import KILL_SECONDS, Host, Life
@@ -73,11 +73,15 @@ class Streams:
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended. `statistics` None: its VM never ran."""
+    """How a run ended."""
 
     agent: Agent
     report: ExitReport
-    statistics: VmStatistics | None
+
+    @property
+    def statistics(self) -> VmStatistics | None:
+        """None: its VM never ran."""
+        return None if self.report.vm is None else self.report.vm.statistics
 
     @property
     def status(self) -> int:
@@ -272,6 +276,7 @@ class Fleet:
         host.lives[vm] = run
         self._runs.add(run)
         self.runtime.can_stop(agent, run.stop)
+        self.runtime.can_look(agent, run.look)
         helpers: list[asyncio.Task[None]] = []
         timed_out = False
         try:
@@ -301,6 +306,7 @@ class Fleet:
         finally:
             self._runs.discard(run)
             self.runtime.can_stop(agent, None)
+            self.runtime.can_look(agent, None)
             if not run.exited.done():  # we are being cancelled: the VM's number is free only when it has ended
                 run.kill()
                 await asyncio.wait([run.exited], timeout=KILL_SECONDS)
@@ -308,21 +314,22 @@ class Fleet:
                 helper.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)
         if timed_out:
-            return self._done(agent, ExitReport("timeout", text="timed out", seconds=seconds), run.statistics)
+            return self._done(agent, ExitReport("timeout", text="timed out", seconds=seconds), run.vm_report)
         if run.stopped and ended.kind == "killed":
-            return self._done(agent, ExitReport("killed", text=run.stopped, seconds=seconds), run.statistics)
+            return self._done(agent, ExitReport("killed", text=run.stopped, seconds=seconds), run.vm_report)
         if ended.kind == "internal" and ended.text.startswith("snapshot: "):  # damaged, or of another machine: no use to anybody
             self.store.discard(self._key)
         if run.failure or (not run.acknowledged and ended.kind == "code" and ended.code in (0, 125)):
             text = run.failure or "the VM ended before the program began"
-            return self._done(agent, ExitReport("internal", text=text, seconds=seconds), run.statistics)
-        return self._done(agent, _report(ended, seconds), run.statistics)
+            return self._done(agent, ExitReport("internal", text=text, seconds=seconds), run.vm_report)
+        return self._done(agent, _report(ended, seconds), run.vm_report)
 
-    def _done(self, agent: Agent, report: ExitReport, statistics: VmStatistics | None) -> Result:
-        if statistics is not None:
-            self.runtime.refused(agent, statistics.refused_paths, statistics.refused_calls)
+    def _done(self, agent: Agent, report: ExitReport, vm: VmReport | None) -> Result:
+        if vm is not None:
+            self.runtime.refused(agent, vm.statistics.refused_paths, vm.statistics.refused_calls)
+            report = replace(report, vm=vm)
         self.runtime.agent_exited(agent, report)
-        return Result(agent, report, statistics)
+        return Result(agent, report)
 
     async def _dispatch(self, run: Life, job: Job) -> None:
         """The job in, the acknowledgement out; a VM that does not give it is not used."""

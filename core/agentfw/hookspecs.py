@@ -311,6 +311,9 @@ def tables() -> list[Table] | None:
 def exit(agent: Agent, report: ExitReport) -> None:
     """An agent has ended; what was kept for it can go. Flows of its may still be closing. Never awaitable; errors are logged.
 
+    What its VM did is in `report.vm`: `sight.syscalls()`, `sight.opened()`, `statistics`. While it runs, `await
+    runtime.look(agent.id)` gives the same of that moment. (Since 1.1.)
+
     Budget: 1 ms, once an agent.
     """
 

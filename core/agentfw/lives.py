@@ -9,11 +9,13 @@ import logging
 import time
 from typing import Protocol
 
-from agentfw_vmm import Cell, CellError, GuestFlow, VmExit, VmStatistics
+from agentfw_vmm import Cell, CellError, GuestFlow, Sight, VmExit
 
-from .agents import Agent
+from .agents import Agent, VmReport
 
 KILL_SECONDS = 5.0
+LOOK_SECONDS = 2.0
+"""For a cell to say how a VM stands; then as far as it was known before."""
 
 log = logging.getLogger("agentfw.fleet")
 
@@ -26,7 +28,8 @@ class Life:
         self.host = host
         self.vm = vm
         self.exited: asyncio.Future[VmExit] = asyncio.get_running_loop().create_future()
-        self.statistics: VmStatistics | None = None
+        self.vm_report: VmReport | None = None
+        """What its VM did, once that has ended."""
         self.queued = 0.0
         """Seconds that it waited for its VM, and time.perf_counter() when it got that."""
         self.restored = time.perf_counter()
@@ -61,6 +64,20 @@ class Life:
         self.acknowledged = True
         for number in self.waiting_signals:
             self.host.cell.signal(self.vm, number)
+
+    async def look(self) -> VmReport | None:
+        """What its VM did so far."""
+        try:
+            async with asyncio.timeout(LOOK_SECONDS):
+                sight = await self.host.cell.look(self.vm)
+        except TimeoutError:
+            sight = self.host.cell.sight(self.vm)
+        return self.vm_report if self.exited.done() else _report(self.host.cell, self.vm, sight)
+
+
+def _report(cell: Cell, vm: int, sight: Sight) -> VmReport:
+    statistics = cell.statistics(vm)
+    return VmReport(statistics, sight, statistics.cpu_ns / 1e9)
 
 
 class Flows(Protocol):
@@ -97,7 +114,7 @@ class Host:
         if life is None:
             return
         with contextlib.suppress(CellError):
-            life.statistics = self.cell.statistics(vm)
+            life.vm_report = _report(self.cell, vm, self.cell.sight(vm))
             if self._recycle and report.kind != "code":
                 self.cell.discard(vm)
         if not life.exited.done():

@@ -14,13 +14,13 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import TYPE_CHECKING
 
 from . import addresses, dns_reply, dns_wire
-from .agents import Agent, ExitReport, Operator
+from .agents import Agent, ExitReport, Operator, VmReport
 from .config import Config
 from .destination import Destination
 from .errors import AgentfwError, ConnectError, Denied, HookError, ResolveError, TlsError, UpstreamError
@@ -78,6 +78,7 @@ class Runtime:
         self.uses: set[Use] = set()
         """What the open flows have to do with."""
         self._stoppers: dict[str, Callable[[str], None]] = {}
+        self._lookers: dict[str, Callable[[], Awaitable[VmReport | None]]] = {}
         self._started = False
         self._reloads = 0
         self._watchdog = Watchdog(loop)
@@ -185,6 +186,18 @@ class Runtime:
             self._stoppers.pop(agent.id, None)
         else:
             self._stoppers[agent.id] = stop
+
+    def can_look(self, agent: Agent, look: Callable[[], Awaitable[VmReport | None]] | None) -> None:
+        """By whoever runs the agent: how its VM is looked at; None: it cannot be any more."""
+        if look is None:
+            self._lookers.pop(agent.id, None)
+        else:
+            self._lookers[agent.id] = look
+
+    async def look(self, agent_id: str) -> VmReport | None:
+        """What an agent's VM did so far; it goes on meanwhile. None: it does not run. (At its end: `ExitReport.vm`.)"""
+        look = self._lookers.get(agent_id)
+        return None if look is None else await look()
 
     def stop_agent(self, agent: Agent, reason: str) -> bool:
         """End the agent now, as by SIGKILL. `reason`: one line, which whoever runs it tells. False: it does not run."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from agentfw.dispatch import AHEAD
-from agentfw_vmm import CellError, CellHandler, VmExit
+from agentfw_vmm import CellError, CellHandler, Sight, VmExit
 
 
 class Stream:
@@ -124,6 +124,15 @@ class FakeCell:
 
     def cpu_ns(self, vm: int) -> int:
         return 0
+
+    def sight(self, vm: int) -> Sight:
+        return Sight()
+
+    async def look(self, vm: int) -> Sight:
+        return Sight()
+
+    def sight_anew(self, vm: int) -> None:
+        assert vm in self.live
 
     def rules(self, vm: int, rules: bytes) -> None: ...
     def signal(self, vm: int, number: int) -> None: ...

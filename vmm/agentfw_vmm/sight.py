@@ -118,6 +118,11 @@ class Sight:
         """Opens of files that are not in `opened()`, for there was no room."""
         return self._head[3]
 
+    @property
+    def files(self) -> int:
+        """How many there are in `opened()`."""
+        return self._head[2]
+
     def counts(self) -> dict[str, int]:
         """Of all calls that the guest has made, by name. Numbers that Linux does not know are in `VmStatistics.n_enosys`."""
         ops, calls, _, _ = self._head

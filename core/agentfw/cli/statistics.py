@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..histograms import BUCKET, SUM
 from .tables import as_json as tables_json
 
 if TYPE_CHECKING:
+    from ..agents import VmReport
     from ..fleet import Result
     from ..reports import Table
     from .output import Kept
@@ -78,10 +81,23 @@ def document_of(
                 "stderr": err.text,
                 "truncated": out.cut or err.cut,
                 "vm": None if result.statistics is None else result.statistics._asdict(),
+                **_sight(report.vm),
             }
         )
     told = {"statistics": counted, "tables": tables_json(tables)}
     return {"version": 1, "seconds": round(seconds, 6), "agents": agents, "vms": _sums(results), **told}
+
+
+def _sight(vm: VmReport | None) -> dict[str, Any]:
+    """What its VM did, most first, and the files in the order of their opening."""
+    if vm is None:
+        return {"syscalls": [], "files": [], "more_files": 0}
+    calls, files = vm.sight.syscalls(), vm.sight.opened()
+    return {
+        "syscalls": [asdict(row) for row in calls],
+        "files": [asdict(row) for row in files],
+        "more_files": vm.sight.more_files,
+    }
 
 
 def _sums(results: list[Result]) -> dict[str, int]:
@@ -117,6 +133,7 @@ def statistics_of(results: list[Result], counted: dict[str, Any], seconds: float
         ("thread switches", vm.get("n_switch", 0)),
         ("CPU seconds", f"{vm.get('cpu_ns', 0) / 1e9:.3f}"),
     ]  # fmt: skip
+    rows += _calls(results)
     if vm.get("refused_paths") or vm.get("refused_calls"):
         rows.append(("refused by their rules", f"{vm['refused_paths']} paths, {vm['refused_calls']} system calls"))
     counters, hooks = split_hooks(counted)
@@ -126,6 +143,28 @@ def statistics_of(results: list[Result], counted: dict[str, Any], seconds: float
     rows += hooks
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+CALLS_SHOWN = 8
+
+
+def _calls(results: list[Result]) -> Iterator[tuple[str, str]]:
+    """Of all agents: the system calls that were made most, and those that took the host most time; files opened."""
+    counts: Counter[str] = Counter()
+    seconds: dict[str, float] = {}
+    files = 0
+    for result in results:
+        for row in result.report.vm.sight.syscalls() if result.report.vm is not None else ():
+            counts[row.name] += row.count
+            seconds[row.name] = seconds.get(row.name, 0.0) + row.host_seconds
+        files += result.report.vm.sight.files if result.report.vm is not None else 0
+    if counts:
+        most = ", ".join(f"{name} {count}" for name, count in counts.most_common(CALLS_SHOWN))
+        yield "most system calls", most
+    longest = sorted((item for item in seconds.items() if item[1] > 0), key=lambda item: -item[1])[:CALLS_SHOWN]
+    if longest:
+        yield "longest in the host", ", ".join(f"{name} {_time(spent)}" for name, spent in longest)
+    yield "files opened", str(files)
 
 
 def _number(value: float) -> str:

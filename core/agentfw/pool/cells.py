@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, Protocol
 
-from agentfw_vmm import CellError, CellHandler, GuestFlow, SavedVm, VmExit, VmStatistics
+from agentfw_vmm import CellError, CellHandler, GuestFlow, SavedVm, Sight, VmExit, VmStatistics
 from agentfw_vmm.trace import Tracer
 
 from ..dispatch import AHEAD, Frames
@@ -61,6 +61,9 @@ class CellLike(Limited, Protocol):
     def stream(self, vm: int, index: int) -> GuestFlow: ...
     def statistics(self, vm: int) -> VmStatistics: ...
     def cpu_ns(self, vm: int) -> int: ...
+    def sight(self, vm: int) -> Sight: ...
+    async def look(self, vm: int) -> Sight: ...
+    def sight_anew(self, vm: int) -> None: ...
     def other_memory(self) -> int: ...
     async def close(self) -> None: ...
     @property
@@ -382,6 +385,7 @@ class PoolCell:
         if not self.late:
             with contextlib.suppress(CellError):
                 vm.warm_cpu = self.native.cpu_ns(vm.number)
+            self.native.sight_anew(vm.number)
         vm.user = user
         vm.born = not self.late
 

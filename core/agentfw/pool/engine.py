@@ -23,7 +23,7 @@ import msgspec
 from agentfw_vmm import Cell, CellError, CellHandler
 from agentfw_vmm.in_memory import in_memory
 
-from ..agents import Agent, ExitReport
+from ..agents import Agent, ExitReport, VmReport
 from ..config import RunConfig
 from ..dispatch import default_environment
 from ..errors import AgentfwError
@@ -328,6 +328,11 @@ class Engine:
         """What each job whose program runs has used so far."""
         found = ((job_id, run.usage()) for job_id, run in self._runs.items())
         return {job_id: usage for job_id, usage in found if usage is not None}
+
+    async def look(self, job_id: str) -> VmReport | None:
+        """What a job's VM did so far, its system calls and files; it goes on meanwhile. None: no such job runs here."""
+        run = self._runs.get(job_id)
+        return None if run is None else await run.look()
 
     def counts(self) -> EngineCounts:
         stock = self._stock

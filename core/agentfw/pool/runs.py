@@ -7,19 +7,19 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from agentfw_vmm import CellError, GuestFlow, VmExit, VmStatistics
+from agentfw_vmm import CellError, GuestFlow, Sight, VmExit, VmStatistics
 from agentfw_vmm.report import out_of_cpu
 from agentfw_vmm.trace import Tracer
 
 from .. import guest_trust
-from ..agents import Agent, ExitReport
+from ..agents import Agent, ExitReport, VmReport
 from ..dispatch import ACK_SECONDS, Handover
 from ..dispatch import Job as Told
 from ..errors import AgentfwError
-from ..lives import KILL_SECONDS
+from ..lives import KILL_SECONDS, LOOK_SECONDS
 from ..reports import DispatchReport
 from ..runtime import Runtime
 from ..serving import Serving
@@ -31,6 +31,8 @@ from .templates import Prepared
 from .traces import JobTrace
 
 log = logging.getLogger("agentfw.pool")
+
+NOTHING = Sight()
 
 Reason = Literal["killed", "timeout", "output"]
 
@@ -74,7 +76,8 @@ class Run:
         """How its VM ended."""
         self._waiter: asyncio.Future[None] | None = None
         """`_in()` waits for something to end."""
-        self._statistics: VmStatistics | None = None
+        self._vm_report: VmReport | None = None
+        """What its VM did, once that has ended."""
         self._loss: Loss | None = None
         self._queued = 0.0
         self._began = 0.0
@@ -94,7 +97,6 @@ class Run:
         self._signals: list[int] = []
         self._left = limits.output
         self._written = [0, 0]
-        self._warm_cpu = 0
         self._end_told = False
         self._trace = JobTrace(job.strace, lambda data: events.output(2, data)) if job.strace is not None else None
 
@@ -143,7 +145,8 @@ class Run:
         self._around.serving.opened(self.agent, flow)
 
     def ended(self, report: VmExit, statistics: VmStatistics | None, loss: Loss | None) -> bool:
-        self._statistics = statistics
+        if statistics is not None and self._vm is not None:
+            self._vm_report = self._of_vm(self._vm, statistics, self._vm.cell.native.sight(self._vm.number))
         self._loss = loss
         if self._report is None:
             self._report = report
@@ -176,8 +179,8 @@ class Run:
     async def _in(self, vm: Vm, key: GroupKey, environment: Mapping[str, str], stdin: AsyncIterator[bytes] | None) -> JobResult:
         loop, runtime = self._loop, self._around.runtime
         self._began = time.perf_counter()  # a loop's clock may count milliseconds only
-        self._warm_cpu = vm.warm_cpu
         runtime.can_stop(self.agent, lambda reason: self.end("killed", reason))
+        runtime.can_look(self.agent, self.look)
         feeding: asyncio.Task[None] | None = None
         timer: asyncio.TimerHandle | None = None
         try:
@@ -211,6 +214,7 @@ class Run:
                 if each is not None:
                     each.cancel()
             runtime.can_stop(self.agent, None)
+            runtime.can_look(self.agent, None)
             if self._report is None:  # we are being cancelled, or whoever takes the output is gone
                 vm.cell.kill(vm)
                 with contextlib.suppress(TimeoutError):
@@ -376,7 +380,7 @@ class Run:
 
     def over(self, report: ExitReport, seconds: float = 0.0, kind: Reason | None = None) -> JobResult:
         """Tell the plugins; -> the result. `kind`: if it is another than the report's."""
-        usage = self._used(seconds, self._statistics)
+        usage = self._used(seconds, self._vm_report)
         self._told(report)
         result = JobResult.of(report, usage)
         return result if kind is None or kind == report.kind else JobResult(kind=kind, text=report.text, usage=usage)
@@ -386,16 +390,32 @@ class Run:
         vm = self._vm
         if vm is None or not self.running:
             return None
-        return self._used(time.perf_counter() - self._began, vm.cell.native.statistics(vm.number))
+        report = self._of_vm(vm, vm.cell.native.statistics(vm.number), NOTHING)
+        return self._used(time.perf_counter() - self._began, report)
 
-    def _used(self, seconds: float, statistics: VmStatistics | None) -> Usage:
+    async def look(self) -> VmReport | None:
+        """What its VM did so far; None: it does not run."""
+        vm = self._vm
+        if vm is None or not self.running:
+            return None
+        try:
+            async with asyncio.timeout(LOOK_SECONDS):
+                sight = await vm.cell.native.look(vm.number)
+        except TimeoutError:
+            sight = vm.cell.native.sight(vm.number)
+        return self._of_vm(vm, vm.cell.native.statistics(vm.number), sight) if self.running else self._vm_report
+
+    def _of_vm(self, vm: Vm, statistics: VmStatistics, sight: Sight) -> VmReport:
+        return VmReport(statistics, sight, max(0, statistics.cpu_ns - vm.warm_cpu) / 1e9)
+
+    def _used(self, seconds: float, report: VmReport | None) -> Usage:
         traffic = self._around.runtime.traffic(self.agent)
         return Usage(
             seconds=seconds,
-            cpu_seconds=max(0, statistics.cpu_ns - self._warm_cpu) / 1e9 if statistics is not None else 0.0,
+            cpu_seconds=report.cpu_seconds if report is not None else 0.0,
             queued_seconds=self._queued,
             dispatch_seconds=self._dispatched,
-            memory=statistics.memory_committed if statistics is not None else 0,
+            memory=report.statistics.memory_committed if report is not None else 0,
             stdout=self._written[0],
             stderr=self._written[1],
             bytes_up=traffic.up,
@@ -404,8 +424,10 @@ class Run:
 
     def _told(self, report: ExitReport) -> None:
         self._end_told = True
-        if self._statistics is not None:
-            self._around.runtime.refused(self.agent, self._statistics.refused_paths, self._statistics.refused_calls)
+        if self._vm_report is not None:
+            statistics = self._vm_report.statistics
+            self._around.runtime.refused(self.agent, statistics.refused_paths, statistics.refused_calls)
+            report = replace(report, vm=self._vm_report)
         self._around.runtime.agent_exited(self.agent, report)
 
     def dropped(self) -> None:
