@@ -43,7 +43,7 @@ def program(name: str, package: str) -> Program | None:
         return None
     for directory in ("usr/sbin", "usr/bin", "sbin", "bin"):
         if (base / "root" / directory / name).exists():
-            libraries = ":".join(str(path.parent) for path in sorted((base / "root").rglob("*.so.*")))
+            libraries = ":".join(dict.fromkeys(str(path.parent) for path in sorted((base / "root").rglob("*.so*"))))
             return Program(str(base / "root" / directory / name), {**os.environ, "LD_LIBRARY_PATH": libraries})
     MISSING[name] = f"Debian's {package} has no {name}"
     return None

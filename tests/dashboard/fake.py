@@ -212,7 +212,7 @@ class FakeObservatory:
         denial = Denial(
             time=self.time,
             agent_id=id,
-            agent=row.name,
+            agent=row.name[:2000],
             destination=destination,
             rule="default: deny",
             plugin="policy",
@@ -384,7 +384,7 @@ def _story(row: AgentRow, now: float) -> AgentStory:
         Denial(
             time=row.started + 1 + number,
             agent_id=row.id,
-            agent=row.name,
+            agent=row.name[:2000],
             destination=denied,
             rule="default: deny",
             plugin="policy",

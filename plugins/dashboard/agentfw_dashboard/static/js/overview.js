@@ -1,0 +1,280 @@
+// The pool at a glance: six numbers, then models and denials, then the last ten minutes.
+
+import { Bars, Lines } from "./charts.js";
+import { el, keyed, setText } from "./dom.js";
+import { ago, bytes, clock, compact, count, duration, money, NONE, percent, rate } from "./format.js";
+import { hashOf } from "./route.js";
+import { store } from "./store.js";
+import { harmless, nameOf } from "./text.js";
+
+const BAR = 0.1;
+/** Seconds, as views.WARMUP_BUCKET. */
+const perSecond = (value) => `${rate(value)}/s`;
+const bytesPerSecond = (value) => `${bytes(value)}/s`;
+
+/** The bar below which a share of all lies, in the middle of its seconds; null without any. */
+export function quantile(bars, share) {
+  const all = bars.reduce((sum, each) => sum + each, 0);
+  if (!all) return null;
+  let below = 0;
+  for (let index = 0; index < bars.length; index += 1) {
+    if (below + bars[index] >= all * share) return (index + (all * share - below) / bars[index]) * BAR;
+    below += bars[index];
+  }
+  return bars.length * BAR;
+}
+
+class Card {
+  /** A number with its unit and what stands behind it. `facts`: names of what is listed below. */
+  constructor(id, title, hint, facts, chart) {
+    this.big = el("strong", {}, NONE);
+    this.small = el("span", {});
+    this.facts = facts.map((name) => ({ name, value: el("dd", {}, NONE) }));
+    this.chart = chart;
+    this.node = el(
+      "section.card.number",
+      { "aria-labelledby": `${id}-title`, id },
+      el("header", {}, el("h2", { id: `${id}-title` }, title), el("span.hint", {}, hint)),
+      el("p.big", {}, this.big, this.small),
+      chart?.node,
+      el("dl.facts", {}, ...this.facts.map(({ name, value }) => el("div", {}, el("dt", {}, name), value))),
+    );
+  }
+
+  set(big, small, ...facts) {
+    setText(this.big, big);
+    setText(this.small, small);
+    facts.forEach((text, at) => setText(this.facts[at].value, text));
+  }
+}
+
+function spark(label, series) {
+  return new Lines({ label, height: 44, bare: true, series });
+}
+
+export class Overview {
+  constructor() {
+    this.charts = [];
+    this.strip = el("dl.strip", { "aria-label": "Agents and workers" });
+    this.cards = this.#cards();
+    this.tiles = this.#tiles();
+    this.live = this.#live();
+    this.denials = el("tbody");
+    this.noDenials = el("p.empty", {}, "Nothing was denied");
+    this.node = el(
+      "div.view.overview",
+      {},
+      el("h1.unseen", {}, "Overview"),
+      this.strip,
+      el("div.cards", {}, ...Object.values(this.cards).map((card) => card.node)),
+      el("div.tiles", {}, ...Object.values(this.tiles).map((tile) => tile.node)),
+      el("div.cards.wide", {}, ...this.live.map(({ node }) => node)),
+      el(
+        "section.card",
+        { "aria-labelledby": "denials-title", id: "denials" },
+        el("header", {}, el("h2", { id: "denials-title" }, "Recent denials"), el("a.hint", { href: hashOf("agents", { query: { filter: "denials>0" } }) }, "Agents with denials")),
+        el(
+          "div.scroll",
+          { tabindex: 0, role: "region", "aria-label": "Recent denials" },
+          el(
+            "table.list",
+            {},
+            el("thead", {}, el("tr", {}, ...["When", "Agent", "Destination", "Rule", "Plugin", "Why", "Times"].map((name, at) => el(at === 6 ? "th.numeric" : "th", { scope: "col" }, name)))),
+            this.denials,
+          ),
+          this.noDenials,
+        ),
+      ),
+    );
+  }
+
+  #cards() {
+    const warmup = new Bars({
+      label: "VMs by seconds until warm",
+      height: 104,
+      summary: (data) => `${data[1].reduce((sum, each) => sum + each, 0)} VMs`,
+      tick: (value) => `${Number(value.toFixed(1))} s`,
+      tell: (begin, vms, index) => [["", index === 49 ? `${begin.toFixed(1)} s and more` : `${begin.toFixed(1)} \u2013 ${(begin + BAR).toFixed(1)} s`], ["blue", `${count(vms)} VMs`]],
+    });
+    const density = spark("Memory", [{ label: "Memory", colour: "teal", format: bytes, fill: true }]);
+    const dns = spark("Questions", [{ label: "Questions", colour: "violet", format: perSecond, fill: true }]);
+    const through = spark("Throughput", [
+      { label: "Out", colour: "amber", format: bytesPerSecond, fill: true },
+      { label: "In", colour: "blue", format: bytesPerSecond, fill: true },
+    ]);
+    const requests = spark("Requests", [{ label: "Requests", colour: "blue", format: perSecond, fill: true }]);
+    this.sparks = { density, dns, through, requests };
+    this.charts.push(warmup, density, dns, through, requests);
+    return {
+      warmup: new Card("warmup", "Warm-up", "100 ms bars", ["VMs", "95 % within", "Longest bar"], warmup),
+      density: new Card("density", "Density", "physical memory, on the host", ["Memory", "VMs there", "A VM"], density),
+      dns: new Card("dns", "DNS cache", "shared by all agents", ["Hits", "Questions", "Upstream"], dns),
+      latency: new Latency(),
+      tls: new Card("tls", "TLS sessions", "held for the fleet", ["Agents", "Sessions", "Requests"], requests),
+      throughput: new Card("throughput", "Throughput", "now", ["In, all", "Out, all", "Now, out"], through),
+    };
+  }
+
+  #tiles() {
+    const tile = (id, title, label, shade, format, href = null) => {
+      const chart = label ? spark(label, [{ label, colour: shade, format, fill: true }]) : null;
+      if (chart) this.charts.push(chart);
+      const big = el("strong", {}, NONE);
+      const small = el("span.muted", {}, "");
+      const head = el("h2", {}, href ? el("a", { href }, title) : title);
+      return { big, small, chart, node: el("section.card.tile", { id }, head, el("p.big", {}, big), small, chart?.node) };
+    };
+    return {
+      calls: tile("calls", "Model calls", "Model calls", "blue", perSecond, hashOf("agents", { query: { sort: "-model_calls" } })),
+      tokens: tile("tokens", "Tokens", "Tokens", "violet", perSecond, hashOf("agents", { query: { sort: "-input_tokens" } })),
+      cost: tile("cost", "Cost", null, "", null, hashOf("agents", { query: { sort: "-cost" } })),
+      denied: tile("denied", "Denials", "Denials", "red", perSecond, hashOf("agents", { query: { sort: "-denials" } })),
+    };
+  }
+
+  #live() {
+    const make = (title, series, take, format) => {
+      const chart = new Lines({ label: title, height: 168, series, format });
+      this.charts.push(chart);
+      const legend = el("ul.legend", {}, ...series.map((each) => {
+        const mark = el("i", { "aria-hidden": "true" });
+        mark.classList.add(`shade-${each.colour}`);
+        return el("li", {}, mark, each.label);
+      }));
+      return { chart, take, node: el("section.card", {}, el("header", {}, el("h2", {}, title), legend), chart.node) };
+    };
+    return [
+      make("Agents", [
+        { label: "Running", colour: "blue", format: count, fill: true },
+      ], (each) => [each.running], compact),
+      make("Starts and ends", [
+        { label: "Started", colour: "teal", format: perSecond },
+        { label: "Ended", colour: "violet", format: perSecond },
+      ], (each) => [each.started, each.ended], rate),
+      make("Model calls and requests", [
+        { label: "Requests", colour: "teal", format: perSecond },
+        { label: "Model calls", colour: "blue", format: perSecond },
+      ], (each) => [each.requests, each.model_calls], rate),
+      make("Network", [
+        { label: "In", colour: "blue", format: bytesPerSecond, fill: true },
+        { label: "Out", colour: "amber", format: bytesPerSecond, fill: true },
+      ], (each) => [each.bytes_down, each.bytes_up], bytes),
+    ];
+  }
+
+  update() {
+    const now = store.overview;
+    if (now === null) return;
+    const history = now.history;
+    const times = history.map((each) => each.time);
+    const column = (name) => history.map((each) => each[name]);
+    const last = history.at(-1);
+    this.#strip(now);
+    const vms = now.warmup.reduce((sum, each) => sum + each, 0);
+    const longest = now.warmup.findLastIndex((each) => each > 0);
+    const half = quantile(now.warmup, 0.5);
+    this.cards.warmup.set(half === null ? NONE : duration(half), half === null ? "no VM was warmed yet" : "median", count(vms), duration(quantile(now.warmup, 0.95)), longest < 0 ? NONE : longest === now.warmup.length - 1 ? "5 s and more" : `${(longest * BAR).toFixed(1)} s`);
+    this.cards.warmup.chart.set([now.warmup.map((_each, at) => Number((at * BAR).toFixed(1))), now.warmup]);
+    const there = now.running + now.idle;
+    this.cards.density.set(now.agents_per_gb === null ? NONE : compact(Math.round(now.agents_per_gb)), "agents a GiB", bytes(now.memory), count(there), there ? bytes(now.memory / there) : NONE);
+    this.sparks.density.set([times, column("memory")]);
+    this.cards.dns.set(percent(now.dns_hit_rate), "hits", compact(now.dns_hits), compact(now.dns_questions), compact(now.dns_questions - now.dns_hits));
+    this.sparks.dns.set([times, column("questions")]);
+    this.cards.latency.set(now);
+    this.cards.tls.set(now.agents_per_session === null ? NONE : rate(now.agents_per_session), "agents a session", compact(now.tls_agents), compact(now.tls_sessions), compact(now.requests));
+    this.sparks.requests.set([times, column("requests")]);
+    this.cards.throughput.set(last ? bytesPerSecond(last.bytes_down) : NONE, "in", bytes(now.bytes_down), bytes(now.bytes_up), last ? bytesPerSecond(last.bytes_up) : NONE);
+    this.sparks.through.set([times, column("bytes_up"), column("bytes_down")]);
+    this.#tile("calls", compact(now.model_calls), now.model_calls_failed ? `${compact(now.model_calls_failed)} failed` : "none failed", [times, column("model_calls")]);
+    this.#tile("tokens", compact(now.input_tokens + now.output_tokens), `${compact(now.input_tokens)} in, ${compact(now.output_tokens)} out`, [times, column("tokens")]);
+    this.#tile("cost", money(now.cost, now.currency), now.cost === null ? "no prices are known" : now.model_calls ? `${money(now.cost / now.model_calls, now.currency)} a call` : "");
+    this.#tile("denied", compact(now.denials), last && last.denials ? `${perSecond(last.denials)} now` : "none now", [times, column("denials")]);
+    for (const { chart, take } of this.live) {
+      const rows = history.map(take);
+      chart.set([times, ...(rows[0] ?? chart.series).map((_value, at) => rows.map((row) => row[at]))]);
+    }
+    this.#denials(now);
+  }
+
+  #tile(name, big, small, data) {
+    const tile = this.tiles[name];
+    setText(tile.big, big);
+    setText(tile.small, small);
+    tile.chart?.set(data);
+  }
+
+  #strip(now) {
+    const items = [
+      ["Running", count(now.running), "state:running", "run"],
+      ["Queued", count(now.queued), "state:queued", "wait"],
+      ["Done", compact(now.done), "state:done", ""],
+      ["Failed", compact(now.failed), "status:failed", now.failed ? "bad" : ""],
+      ["Idle VMs", count(now.idle), "", ""],
+      ["Warming", count(now.warming), "", ""],
+      ["Workers", now.workers_missing ? `${count(now.workers - now.workers_missing)} of ${count(now.workers)}` : count(now.workers), "", now.workers_missing ? "bad" : ""],
+      ["Up", duration(Math.max(1, now.time - now.started)), "", ""],
+    ];
+    keyed(this.strip, items, ([name]) => name, ([name, , filter]) => {
+      const value = el("dd");
+      return el("div", {}, el("dt", {}, filter ? el("a", { href: hashOf("agents", { query: { filter } }) }, name) : name), value);
+    }, (node, [, value, , kind]) => {
+      setText(node.lastChild, value);
+      node.lastChild.className = kind;
+    });
+  }
+
+  #denials(now) {
+    this.noDenials.hidden = now.recent_denials.length > 0;
+    const at = store.now();
+    keyed(this.denials, now.recent_denials, (each) => `${each.time} ${each.agent_id} ${each.destination.slice(0, 300)}`, (each) => {
+      const cells = [
+        el("td.nowrap", { title: clock(each.time) }),
+        el("td", {}, el("a.name", { href: hashOf("agents", { id: each.agent_id, tab: "denials" }) }, nameOf(each.agent, 60))),
+        el("td.mono", {}, el("bdi", {}, harmless(each.destination, 120))),
+        el("td.mono", {}, harmless(each.rule, 120)),
+        el("td", {}, harmless(each.plugin, 60)),
+        el("td", {}, harmless(each.reason, 200)),
+        el("td.numeric", {}),
+      ];
+      return el("tr", {}, ...cells);
+    }, (row, each) => {
+      setText(row.firstChild, ago(each.time, at));
+      setText(row.lastChild, count(each.count));
+    });
+  }
+
+  close() {
+    for (const chart of this.charts) chart.close();
+  }
+}
+
+class Latency {
+  /** Three spreads as a small table: there is no single number to them. */
+  constructor() {
+    this.rows = [
+      ["dispatch", "Dispatch", "from the job to its first bytecode"],
+      ["connect", "Connect", "until a connection was there"],
+      ["first_call", "First call", "from dispatch to the first request"],
+    ].map(([key, name, title]) => ({ key, name, title, cells: [0, 1, 2].map(() => el("td.numeric", {}, NONE)), count: el("td.numeric.muted", {}, NONE) }));
+    this.node = el(
+      "section.card.number",
+      { "aria-labelledby": "latency-title", id: "latency" },
+      el("header", {}, el("h2", { id: "latency-title" }, "Latency"), el("span.hint", {}, "since the pool's start")),
+      el(
+        "table.latency",
+        {},
+        el("thead", {}, el("tr", {}, el("th", { scope: "col" }, el("span.unseen", {}, "What")), ...["p50", "p95", "p99", "n"].map((name) => el("th.numeric", { scope: "col" }, name)))),
+        el("tbody", {}, ...this.rows.map((row) => el("tr", {}, el("th", { scope: "row", title: row.title }, row.name), ...row.cells, row.count))),
+      ),
+      el("p.hint", {}, "Dispatch: a job\u2019s VM until its first bytecode. Connect: pooled connections count."),
+    );
+  }
+
+  set(now) {
+    for (const row of this.rows) {
+      const spread = now[row.key];
+      ["p50", "p95", "p99"].forEach((name, at) => setText(row.cells[at], duration(spread[name])));
+      setText(row.count, compact(spread.count));
+    }
+  }
+}

@@ -1,0 +1,201 @@
+// An agent's life as a waterfall: a line a step, its bar at its time. The part of the time that is shown can be narrowed: by dragging
+// over the ruler, by the buttons, or with + - and the arrows.
+
+import { el, icon, keyed, setAttribute, setText } from "./dom.js";
+import { count, duration } from "./format.js";
+import { harmless } from "./text.js";
+
+const KINDS = {
+  queued: "Queued",
+  dispatch: "Dispatch",
+  first_syscall: "First syscall",
+  resolve: "Resolve",
+  connect: "Connect",
+  request: "Request",
+  first_token: "First token",
+  response: "Response",
+  model_call: "Model call",
+  denied: "Denied",
+  exit: "Exit",
+};
+const TICKS = [1, 2, 5];
+
+function nice(least) {
+  const power = 10 ** Math.floor(Math.log10(least));
+  return (TICKS.find((each) => each * power >= least) ?? 10) * power;
+}
+
+export class Timeline {
+  constructor() {
+    this.steps = [];
+    this.range = null;
+    this.hidden = new Set();
+    this.end = 1;
+    this.legend = el("div.kinds", { role: "group", "aria-label": "Kinds of steps" });
+    this.ruler = el("div.ruler", { "aria-hidden": "true" });
+    this.ticks = el("div.ticks", { "aria-hidden": "true" });
+    this.chosen = el("div.chosen", { hidden: true });
+    this.ruler.append(this.ticks, this.chosen);
+    this.rows = el("ol.steps");
+    this.said = el("span.muted", { role: "status" });
+    const button = (label, path, action) => el("button.icon", { type: "button", "aria-label": label, title: label, onclick: action }, icon(path));
+    this.tools = el(
+      "div.tools",
+      { role: "group", "aria-label": "What part of the time is shown" },
+      this.said,
+      button("Earlier", "M10 3 5 8l5 5", () => this.#pan(-0.5)),
+      button("Later", "M6 3l5 5-5 5", () => this.#pan(0.5)),
+      button("Wider", "M3 8h10", () => this.#zoom(2)),
+      button("Narrower", "M3 8h10M8 3v10", () => this.#zoom(0.5)),
+      el("button.plain", { type: "button", onclick: () => this.#show(null) }, "All"),
+    );
+    this.none = el("p.empty", {}, "Nothing has happened yet");
+    this.more = el("p.muted.more", { hidden: true });
+    this.scroll = el("div.waterfall", { tabindex: 0, role: "region", "aria-label": "Timeline" }, this.ruler, this.rows, this.none, this.more);
+    this.scroll.addEventListener("keydown", (event) => this.#key(event));
+    this.ruler.addEventListener("pointerdown", (event) => this.#drag(event));
+    this.node = el("section.card.timeline", { "aria-labelledby": "timeline-title" },
+      el("header", {}, el("h2", { id: "timeline-title" }, "Timeline"), this.tools), this.legend, this.scroll);
+  }
+
+  /** `passed`: seconds from the submission until now or the end. */
+  set(steps, passed, left) {
+    this.steps = steps;
+    this.end = Math.max(passed || 0, ...steps.map((step) => step.at + (step.seconds ?? 0)), 1e-3);
+    this.none.hidden = steps.length > 0;
+    this.more.hidden = !left;
+    this.more.textContent = left ? `and ${count(left)} more steps that were not kept` : "";
+    this.#kinds();
+    this.#draw();
+  }
+
+  #kinds() {
+    const counts = new Map();
+    for (const step of this.steps) counts.set(step.kind, (counts.get(step.kind) ?? 0) + 1);
+    const kinds = Object.keys(KINDS).filter((kind) => counts.has(kind));
+    keyed(this.legend, kinds, (kind) => kind, (kind) => {
+      const mark = el("i", { "aria-hidden": "true" });
+      mark.classList.add("mark", `kind-${kind}`);
+      const button = el("button.chip", { type: "button", "aria-pressed": "true" }, mark, KINDS[kind], el("span.count"));
+      button.addEventListener("click", () => {
+        if (this.hidden.has(kind)) this.hidden.delete(kind);
+        else this.hidden.add(kind);
+        this.#kinds();
+        this.#draw();
+      });
+      return button;
+    }, (button, kind) => {
+      setText(button.lastChild, count(counts.get(kind)));
+      setAttribute(button, "aria-pressed", String(!this.hidden.has(kind)));
+    });
+  }
+
+  get #shown() {
+    return this.range ?? [0, this.end * 1.01];
+  }
+
+  #draw() {
+    const [from, to] = this.#shown;
+    const span = to - from;
+    setText(this.said, `${duration(from)} \u2013 ${duration(to)}`);
+    const step = nice(span / 5);
+    const ticks = [];
+    for (let at = Math.ceil(from / step) * step; at <= to && ticks.length < 12; at += step) ticks.push(at);
+    keyed(this.ticks, ticks, (at) => at.toPrecision(9), () => el("span"), (node, at) => {
+      setText(node, at < step / 2 ? "0" : duration(at));
+      node.style.left = `${(100 * (at - from)) / span}%`;
+    });
+    const visible = this.steps.filter((each) => !this.hidden.has(each.kind));
+    keyed(this.rows, visible, (each) => `${each.kind} ${each.at}`, (each) => this.#make(each), (row, each) => {
+      const seconds = each.seconds ?? 0;
+      const bar = row.bar;
+      const begin = (100 * (each.at - from)) / span;
+      const width = (100 * seconds) / span;
+      const outside = begin > 100 || begin + width < 0;
+      row.classList.toggle("outside", outside);
+      bar.style.left = `${Math.max(-1, Math.min(begin, 100))}%`;
+      bar.style.width = each.seconds === null ? "" : `${Math.max(0, Math.min(begin + width, 101) - Math.max(-1, Math.min(begin, 100)))}%`;
+      row.taken.classList.toggle("before", begin + width > 78);
+      row.taken.style.left = begin + width > 78 ? "" : `${Math.max(0, begin + width)}%`;
+      row.taken.style.right = begin + width > 78 ? `${100 - Math.max(0, Math.min(begin, 100))}%` : "";
+      setText(row.taken, each.seconds === null ? duration(each.at) : duration(each.seconds));
+    });
+  }
+
+  #make(step) {
+    const kind = Object.hasOwn(KINDS, step.kind) ? step.kind : "other";
+    const name = KINDS[step.kind] ?? harmless(step.kind, 30);
+    const row = el("li.step");
+    row.classList.toggle("failed", !step.ok);
+    row.bar = el(step.seconds === null ? "i.bar.moment" : "i.bar");
+    row.bar.classList.add(`kind-${kind}`);
+    row.taken = el("span.taken");
+    row.append(
+      el("span.what", { title: harmless(step.text, 400) },
+        el("b", {}, step.ok ? name : `${name} \u2717`), el("bdi.mono", {}, harmless(step.text, 120)), step.ok ? null : el("span.unseen", {}, " failed")),
+      el("span.track", {}, row.bar, row.taken),
+    );
+    return row;
+  }
+
+  #show(range) {
+    if (range) {
+      const span = Math.max(range[1] - range[0], 1e-6);
+      const from = Math.max(0, Math.min(range[0], this.end));
+      this.range = span >= this.end * 1.01 ? null : [from, from + span];
+    } else this.range = null;
+    this.#draw();
+  }
+
+  #zoom(factor) {
+    const [from, to] = this.#shown;
+    const middle = (from + to) / 2;
+    const half = ((to - from) * factor) / 2;
+    this.#show([middle - half, middle + half]);
+  }
+
+  #pan(part) {
+    const [from, to] = this.#shown;
+    const by = Math.max(-from, (to - from) * part);
+    if (this.range) this.#show([from + by, to + by]);
+  }
+
+  #key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key === "+" || event.key === "=") this.#zoom(0.5);
+    else if (event.key === "-") this.#zoom(2);
+    else if (event.key === "0") this.#show(null);
+    else if (event.key === "ArrowLeft") this.#pan(-0.5);
+    else if (event.key === "ArrowRight") this.#pan(0.5);
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  #drag(event) {
+    if (event.button !== 0) return;
+    event.preventDefault();
+    const place = this.ruler.getBoundingClientRect();
+    const at = (x) => Math.max(0, Math.min(1, (x - place.left) / place.width));
+    const begin = at(event.clientX);
+    let end = begin;
+    this.ruler.setPointerCapture(event.pointerId);
+    const move = (moved) => {
+      end = at(moved.clientX);
+      this.chosen.hidden = false;
+      this.chosen.style.left = `${100 * Math.min(begin, end)}%`;
+      this.chosen.style.width = `${100 * Math.abs(end - begin)}%`;
+    };
+    const stop = (stopped) => {
+      this.ruler.removeEventListener("pointermove", move);
+      this.chosen.hidden = true;
+      if (stopped.type !== "pointerup" || Math.abs(end - begin) < 0.01) return;
+      const [from, to] = this.#shown;
+      const span = to - from;
+      this.#show([from + span * Math.min(begin, end), from + span * Math.max(begin, end)]);
+    };
+    this.ruler.addEventListener("pointermove", move);
+    this.ruler.addEventListener("pointerup", stop, { once: true });
+    this.ruler.addEventListener("pointercancel", stop, { once: true });
+  }
+}
