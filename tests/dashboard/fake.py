@@ -81,6 +81,8 @@ class FakeObservatory:
             self._add(name, hostile_one=True)
         while len(self._rows) < agents:
             self._add()
+        for row in [row for row in self._rows.values() if row.denials][:40]:
+            self.deny(row.id, "collector.example:443")
         for second in range(300, 0, -1):
             self._history.append(self._sample(self.time - second))
 

@@ -227,6 +227,7 @@ export class Agent {
     this.closed = true;
     this.controller.abort();
     this.#dropOutput();
+    this.timeline.close();
     clear(this.panel);
   }
 }
@@ -235,7 +236,7 @@ export class Agent {
 function pairs(list, items) {
   keyed(list, items, ([name, , kind]) => `${kind === "label" ? "l" : ""}${name}`, ([name]) => el("div", {}, el("dt", {}, name), el("dd")), (node, [, value, kind]) => {
     setText(node.lastChild, value);
-    setAttribute(node.lastChild, "class", kind || null);
+    setAttribute(node.lastChild, "class", kind === "label" ? null : kind || null);
     node.classList.toggle("label", kind === "label");
   });
 }

@@ -7,6 +7,31 @@ import { colour, onTheme } from "./theme.js";
 const uPlot = globalThis.uPlot;
 const FONT = "11px system-ui, sans-serif";
 
+const POINTS = 120;
+
+/** Of columns [times, values, ...] so few points that a line can be read: means of as many seconds as it takes. */
+export function thinned(columns, most = POINTS) {
+  const length = columns[0].length;
+  const step = Math.ceil(length / most);
+  if (step <= 1) return columns;
+  // Groups begin at the same seconds whatever has been added since: a line moves along and does not flicker.
+  const groups = [];
+  for (let at = 0; at < length; at += 1) {
+    const group = Math.floor(columns[0][at] / step);
+    if (groups.at(-1)?.group === group) groups.at(-1).end = at + 1;
+    else groups.push({ group, begin: at, end: at + 1 });
+  }
+  if (groups.length > 1 && groups.at(-1).end - groups.at(-1).begin < step) groups.pop();
+  return columns.map((column, which) =>
+    groups.map(({ begin, end }) => {
+      if (which === 0) return column[end - 1];
+      let sum = 0;
+      for (let at = begin; at < end; at += 1) sum += column[at];
+      return sum / (end - begin);
+    }),
+  );
+}
+
 class Chart {
   /** `summary(data)`: what the chart says, for who cannot see it. */
   constructor(height, label, summary) {
@@ -114,7 +139,7 @@ export class Lines extends Chart {
 
   options() {
     return {
-      padding: this.bare ? [3, 0, 3, 0] : [8, 8, 0, 0],
+      padding: this.bare ? [3, 0, 3, 0] : [8, 26, 0, 0],
       cursor: { sync: { key: this.sync, setSeries: false } },
       scales: { y: { range: (_plot, _least, most) => [0, most > 0 ? most * 1.08 : 1] } },
       axes: this.bare

@@ -5,7 +5,7 @@ import { age, ago, bytes, clock, compact, count, duration, money } from "./forma
 import { store } from "./store.js";
 import { harmless, nameOf } from "./text.js";
 
-const ALWAYS = ["name", "state", "tenant", "age", "model_calls", "input_tokens", "output_tokens", "cost", "denials", "requests", "cpu", "memory", "down", "last"];
+const ALWAYS = ["name", "state", "tenant", "age", "model_calls", "input_tokens", "output_tokens", "cost", "denials", "cpu", "memory", "down", "last"];
 /** Shown unless somebody chose others. */
 
 /** Seconds that an agent has run; null while it has not begun. */
@@ -49,7 +49,7 @@ function column(key, label, width, kind, get, show, extra = {}) {
 }
 
 export const COLUMNS = [
-  column("name", "Agent", 220, "text", (row) => row.name, () => "", {
+  column("name", "Agent", 190, "text", (row) => row.name, () => "", {
     fill: (cell, row) => {
       if (cell.of === row.name) return;
       cell.of = row.name;
@@ -58,19 +58,19 @@ export const COLUMNS = [
       cell.title = harmless(row.name, 400);
     },
   }),
-  column("state", "State", 118, "text", (row) => row.state, () => "", { fill: statePill, title: "State, and how it ended" }),
+  column("state", "State", 100, "text", (row) => row.state, () => "", { fill: statePill, title: "State, and how it ended" }),
   column("id", "Job", 150, "text", (row) => row.id, (row) => harmless(row.id, 40)),
-  column("tenant", "Tenant", 110, "text", (row) => row.tenant, (row) => harmless(row.tenant, 40)),
+  column("tenant", "Tenant", 92, "text", (row) => row.tenant, (row) => harmless(row.tenant, 40)),
   column("template", "Template", 100, "text", (row) => row.template, (row) => harmless(row.template, 40)),
   column("labels", "Labels", 190, "map", (row) => row.labels, (row) => labelsText(row), { title: "Labels" }),
   column("worker", "Worker", 78, "number", (row) => row.worker, (row) => count(row.worker)),
   column("submitted", "Submitted", 96, "seconds", (row) => row.submitted, (row) => clock(row.submitted)),
   column("age", "Ran", 92, "seconds", (row) => ran(row), (row) => age(ran(row)), { title: "Seconds that it has run" }),
-  column("model_calls", "Calls", 78, "number", (row) => row.model_calls, (row) => compact(row.model_calls), { title: "Model calls" }),
-  column("input_tokens", "Tokens in", 98, "number", (row) => row.input_tokens, (row) => compact(row.input_tokens)),
-  column("output_tokens", "Tokens out", 102, "number", (row) => row.output_tokens, (row) => compact(row.output_tokens)),
-  column("cost", "Cost", 92, "number", (row) => row.cost, (row) => money(row.cost, store.overview?.currency ?? "")),
-  column("denials", "Denials", 86, "number", (row) => row.denials, (row) => compact(row.denials), {
+  column("model_calls", "Calls", 64, "number", (row) => row.model_calls, (row) => compact(row.model_calls), { title: "Model calls" }),
+  column("input_tokens", "Tokens in", 86, "number", (row) => row.input_tokens, (row) => compact(row.input_tokens)),
+  column("output_tokens", "Tokens out", 92, "number", (row) => row.output_tokens, (row) => compact(row.output_tokens)),
+  column("cost", "Cost", 82, "number", (row) => row.cost, (row) => money(row.cost, store.overview?.currency ?? "")),
+  column("denials", "Denials", 78, "number", (row) => row.denials, (row) => compact(row.denials), {
     fill: (cell, row) => {
       setText(cell, compact(row.denials));
       cell.classList.toggle("zero", row.denials === 0);
@@ -80,12 +80,12 @@ export const COLUMNS = [
   column("requests", "Requests", 94, "number", (row) => row.requests, (row) => compact(row.requests)),
   column("questions", "DNS", 72, "number", (row) => row.questions, (row) => compact(row.questions), { title: "DNS questions" }),
   column("connections", "Connections", 112, "number", (row) => row.connections, (row) => compact(row.connections)),
-  column("cpu", "CPU", 88, "seconds", (row) => row.cpu_seconds, (row) => duration(row.cpu_seconds), { title: "CPU time" }),
-  column("memory", "Memory", 92, "bytes", (row) => row.memory, (row) => (row.memory ? bytes(row.memory) : "\u2013")),
+  column("cpu", "CPU", 90, "seconds", (row) => row.cpu_seconds, (row) => duration(row.cpu_seconds), { title: "CPU time" }),
+  column("memory", "Memory", 84, "bytes", (row) => row.memory, (row) => (row.memory ? bytes(row.memory) : "\u2013")),
   column("exits", "Exits", 80, "number", (row) => row.exits, (row) => compact(row.exits), { title: "Exits of its VM to the host" }),
-  column("down", "In", 92, "bytes", (row) => row.bytes_down, (row) => bytes(row.bytes_down), { title: "Bytes received" }),
-  column("up", "Out", 92, "bytes", (row) => row.bytes_up, (row) => bytes(row.bytes_up), { title: "Bytes sent" }),
-  column("last", "Last", 260, "text", (row) => row.last, (row) => harmless(row.last, 80), { title: "What it did last" }),
+  column("down", "In", 80, "bytes", (row) => row.bytes_down, (row) => bytes(row.bytes_down), { title: "Bytes received" }),
+  column("up", "Out", 80, "bytes", (row) => row.bytes_up, (row) => bytes(row.bytes_up), { title: "Bytes sent" }),
+  column("last", "Last", 150, "text", (row) => row.last, (row) => harmless(row.last, 80), { title: "What it did last" }),
   column("last_at", "When", 96, "seconds", (row) => row.last_at, (row) => ago(row.last_at, store.now()), { title: "When it did something last" }),
 ];
 

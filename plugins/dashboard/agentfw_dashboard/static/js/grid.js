@@ -47,7 +47,7 @@ export class Grid {
     this.height = narrow ? this.heights.narrow : this.heights.wide;
     this.node.classList.toggle("narrow", narrow);
     const shown = narrow ? [{ key: "name", label: "Agent", width: 0 }] : columns;
-    this.node.style.setProperty("--columns", narrow ? "1fr" : shown.map((column) => `${column.width}px`).join(" "));
+    this.node.style.setProperty("--columns", narrow ? "1fr" : shown.map((column) => (column.numeric ? `${column.width}px` : `minmax(${column.width}px, ${column.width}fr)`)).join(" "));
     this.node.style.setProperty("--row", `${this.height}px`);
     this.node.style.setProperty("--width", narrow ? "100%" : `${shown.reduce((sum, column) => sum + column.width, 0)}px`);
     this.node.setAttribute("aria-colcount", String(shown.length));

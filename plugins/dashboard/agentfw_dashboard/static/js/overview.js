@@ -1,6 +1,6 @@
 // The pool at a glance: six numbers, then models and denials, then the last ten minutes.
 
-import { Bars, Lines } from "./charts.js";
+import { Bars, Lines, thinned } from "./charts.js";
 import { el, keyed, setText } from "./dom.js";
 import { ago, bytes, clock, compact, count, duration, money, NONE, percent, rate } from "./format.js";
 import { hashOf } from "./route.js";
@@ -49,7 +49,7 @@ class Card {
 }
 
 function spark(label, series) {
-  return new Lines({ label, height: 44, bare: true, series });
+  return new Lines({ label, height: 60, bare: true, series });
 }
 
 export class Overview {
@@ -60,6 +60,13 @@ export class Overview {
     this.tiles = this.#tiles();
     this.live = this.#live();
     this.denials = el("tbody");
+    const heads = ["When", "Agent", "Destination", "Rule", "Plugin", "Why", "Times"];
+    this.denialTable = el(
+      "table.list",
+      {},
+      el("thead", {}, el("tr", {}, ...heads.map((name, at) => el(at === 6 ? "th.numeric" : "th", { scope: "col" }, name)))),
+      this.denials,
+    );
     this.noDenials = el("p.empty", {}, "Nothing was denied");
     this.node = el(
       "div.view.overview",
@@ -76,12 +83,7 @@ export class Overview {
         el(
           "div.scroll",
           { tabindex: 0, role: "region", "aria-label": "Recent denials" },
-          el(
-            "table.list",
-            {},
-            el("thead", {}, el("tr", {}, ...["When", "Agent", "Destination", "Rule", "Plugin", "Why", "Times"].map((name, at) => el(at === 6 ? "th.numeric" : "th", { scope: "col" }, name)))),
-            this.denials,
-          ),
+          this.denialTable,
           this.noDenials,
         ),
       ),
@@ -124,16 +126,19 @@ export class Overview {
       const head = el("h2", {}, href ? el("a", { href }, title) : title);
       return { big, small, chart, node: el("section.card.tile", { id }, head, el("p.big", {}, big), small, chart?.node) };
     };
-    return {
+    const tiles = {
       calls: tile("calls", "Model calls", "Model calls", "blue", perSecond, hashOf("agents", { query: { sort: "-model_calls" } })),
       tokens: tile("tokens", "Tokens", "Tokens", "violet", perSecond, hashOf("agents", { query: { sort: "-input_tokens" } })),
       cost: tile("cost", "Cost", null, "", null, hashOf("agents", { query: { sort: "-cost" } })),
       denied: tile("denied", "Denials", "Denials", "red", perSecond, hashOf("agents", { query: { sort: "-denials" } })),
     };
+    this.costs = el("span.muted");
+    tiles.cost.node.append(this.costs);
+    return tiles;
   }
 
   #live() {
-    const make = (title, series, take, format) => {
+    const make = (title, series, names, format) => {
       const chart = new Lines({ label: title, height: 168, series, format });
       this.charts.push(chart);
       const legend = el("ul.legend", {}, ...series.map((each) => {
@@ -141,24 +146,24 @@ export class Overview {
         mark.classList.add(`shade-${each.colour}`);
         return el("li", {}, mark, each.label);
       }));
-      return { chart, take, node: el("section.card", {}, el("header", {}, el("h2", {}, title), legend), chart.node) };
+      return { chart, names, node: el("section.card", {}, el("header", {}, el("h2", {}, title), legend), chart.node) };
     };
     return [
       make("Agents", [
         { label: "Running", colour: "blue", format: count, fill: true },
-      ], (each) => [each.running], compact),
+      ], ["running"], compact),
       make("Starts and ends", [
         { label: "Started", colour: "teal", format: perSecond },
         { label: "Ended", colour: "violet", format: perSecond },
-      ], (each) => [each.started, each.ended], rate),
+      ], ["started", "ended"], rate),
       make("Model calls and requests", [
         { label: "Requests", colour: "teal", format: perSecond },
         { label: "Model calls", colour: "blue", format: perSecond },
-      ], (each) => [each.requests, each.model_calls], rate),
+      ], ["requests", "model_calls"], rate),
       make("Network", [
         { label: "In", colour: "blue", format: bytesPerSecond, fill: true },
         { label: "Out", colour: "amber", format: bytesPerSecond, fill: true },
-      ], (each) => [each.bytes_down, each.bytes_up], bytes),
+      ], ["bytes_down", "bytes_up"], bytes),
     ];
   }
 
@@ -166,33 +171,31 @@ export class Overview {
     const now = store.overview;
     if (now === null) return;
     const history = now.history;
-    const times = history.map((each) => each.time);
-    const column = (name) => history.map((each) => each[name]);
+    const lines = (...names) => thinned([history.map((each) => each.time), ...names.map((name) => history.map((each) => each[name]))]);
     const last = history.at(-1);
     this.#strip(now);
     const vms = now.warmup.reduce((sum, each) => sum + each, 0);
     const longest = now.warmup.findLastIndex((each) => each > 0);
     const half = quantile(now.warmup, 0.5);
-    this.cards.warmup.set(half === null ? NONE : duration(half), half === null ? "no VM was warmed yet" : "median", count(vms), duration(quantile(now.warmup, 0.95)), longest < 0 ? NONE : longest === now.warmup.length - 1 ? "5 s and more" : `${(longest * BAR).toFixed(1)} s`);
+    this.cards.warmup.set(half === null ? NONE : duration(half), half === null ? "no VM was warmed yet" : "median", count(vms), duration(quantile(now.warmup, 0.95)), longest < 0 ? NONE : longest === now.warmup.length - 1 ? "over 4.9 s" : `${(longest * BAR).toFixed(1)} s`);
     this.cards.warmup.chart.set([now.warmup.map((_each, at) => Number((at * BAR).toFixed(1))), now.warmup]);
     const there = now.running + now.idle;
     this.cards.density.set(now.agents_per_gb === null ? NONE : compact(Math.round(now.agents_per_gb)), "agents a GiB", bytes(now.memory), count(there), there ? bytes(now.memory / there) : NONE);
-    this.sparks.density.set([times, column("memory")]);
+    this.sparks.density.set(lines("memory"));
     this.cards.dns.set(percent(now.dns_hit_rate), "hits", compact(now.dns_hits), compact(now.dns_questions), compact(now.dns_questions - now.dns_hits));
-    this.sparks.dns.set([times, column("questions")]);
+    this.sparks.dns.set(lines("questions"));
     this.cards.latency.set(now);
     this.cards.tls.set(now.agents_per_session === null ? NONE : rate(now.agents_per_session), "agents a session", compact(now.tls_agents), compact(now.tls_sessions), compact(now.requests));
-    this.sparks.requests.set([times, column("requests")]);
+    this.sparks.requests.set(lines("requests"));
     this.cards.throughput.set(last ? bytesPerSecond(last.bytes_down) : NONE, "in", bytes(now.bytes_down), bytes(now.bytes_up), last ? bytesPerSecond(last.bytes_up) : NONE);
-    this.sparks.through.set([times, column("bytes_up"), column("bytes_down")]);
-    this.#tile("calls", compact(now.model_calls), now.model_calls_failed ? `${compact(now.model_calls_failed)} failed` : "none failed", [times, column("model_calls")]);
-    this.#tile("tokens", compact(now.input_tokens + now.output_tokens), `${compact(now.input_tokens)} in, ${compact(now.output_tokens)} out`, [times, column("tokens")]);
-    this.#tile("cost", money(now.cost, now.currency), now.cost === null ? "no prices are known" : now.model_calls ? `${money(now.cost / now.model_calls, now.currency)} a call` : "");
-    this.#tile("denied", compact(now.denials), last && last.denials ? `${perSecond(last.denials)} now` : "none now", [times, column("denials")]);
-    for (const { chart, take } of this.live) {
-      const rows = history.map(take);
-      chart.set([times, ...(rows[0] ?? chart.series).map((_value, at) => rows.map((row) => row[at]))]);
-    }
+    this.sparks.through.set(lines("bytes_up", "bytes_down"));
+    this.#tile("calls", compact(now.model_calls), now.model_calls_failed ? `${compact(now.model_calls_failed)} failed` : "none failed", lines("model_calls"));
+    this.#tile("tokens", compact(now.input_tokens + now.output_tokens), `${compact(now.input_tokens)} in, ${compact(now.output_tokens)} out`, lines("tokens"));
+    this.#tile("cost", money(now.cost, now.currency), now.cost === null ? "no prices are known" : now.model_calls ? `${money(now.cost / now.model_calls, now.currency)} a call` : "", null);
+    const agents = now.done + now.running;
+    setText(this.costs, now.cost !== null && agents ? `${money(now.cost / agents, now.currency)} an agent` : "");
+    this.#tile("denied", compact(now.denials), last && last.denials ? `${perSecond(last.denials)} now` : "none now", lines("denials"));
+    for (const { chart, names } of this.live) chart.set(lines(...names));
     this.#denials(now);
   }
 
@@ -200,7 +203,7 @@ export class Overview {
     const tile = this.tiles[name];
     setText(tile.big, big);
     setText(tile.small, small);
-    tile.chart?.set(data);
+    if (data) tile.chart.set(data);
   }
 
   #strip(now) {
@@ -225,15 +228,16 @@ export class Overview {
 
   #denials(now) {
     this.noDenials.hidden = now.recent_denials.length > 0;
+    this.denialTable.hidden = now.recent_denials.length === 0;
     const at = store.now();
     keyed(this.denials, now.recent_denials, (each) => `${each.time} ${each.agent_id} ${each.destination.slice(0, 300)}`, (each) => {
       const cells = [
         el("td.nowrap", { title: clock(each.time) }),
-        el("td", {}, el("a.name", { href: hashOf("agents", { id: each.agent_id, tab: "denials" }) }, nameOf(each.agent, 60))),
-        el("td.mono", {}, el("bdi", {}, harmless(each.destination, 120))),
-        el("td.mono", {}, harmless(each.rule, 120)),
-        el("td", {}, harmless(each.plugin, 60)),
-        el("td", {}, harmless(each.reason, 200)),
+        el("td.long", {}, el("a.name", { href: hashOf("agents", { id: each.agent_id, tab: "denials" }) }, nameOf(each.agent, 60))),
+        el("td.mono.long", {}, el("bdi", {}, harmless(each.destination, 120))),
+        el("td.mono.long", {}, harmless(each.rule, 120)),
+        el("td.nowrap", {}, harmless(each.plugin, 40)),
+        el("td.long", {}, harmless(each.reason, 200)),
         el("td.numeric", {}),
       ];
       return el("tr", {}, ...cells);
@@ -263,7 +267,7 @@ class Latency {
       el(
         "table.latency",
         {},
-        el("thead", {}, el("tr", {}, el("th", { scope: "col" }, el("span.unseen", {}, "What")), ...["p50", "p95", "p99", "n"].map((name) => el("th.numeric", { scope: "col" }, name)))),
+        el("thead", {}, el("tr", {}, el("th", { scope: "col" }, el("span.unseen", {}, "What")), ...["p50", "p95", "p99", "n"].map((name) => el(name === "n" ? "th.numeric.n" : "th.numeric", { scope: "col" }, name)))),
         el("tbody", {}, ...this.rows.map((row) => el("tr", {}, el("th", { scope: "row", title: row.title }, row.name), ...row.cells, row.count))),
       ),
       el("p.hint", {}, "Dispatch: a job\u2019s VM until its first bytecode. Connect: pooled connections count."),

@@ -11,7 +11,10 @@ const text = (key, label, most = 200, mono = false) => ({
   label,
   get: (item) => String(item[key]),
   fill: (cell, item) => {
-    if (!cell.firstChild) cell.append(el(mono ? "bdi.mono" : "bdi"));
+    if (!cell.firstChild) {
+      cell.append(el(mono ? "bdi.mono" : "bdi"));
+      cell.classList.add(most > 60 ? "long" : "nowrap");
+    }
     setText(cell.firstChild, harmless(item[key], most));
   },
 });

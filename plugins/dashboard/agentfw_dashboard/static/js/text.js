@@ -6,14 +6,15 @@ const UNSEEN = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Cs}\p{Co}\p{Cn}\u115f\u1160\u3164\uf
 const UNSEEN_BUT_LINES = /[^\P{Cc}\n\t]|[\p{Cf}\p{Zl}\p{Zp}\p{Cs}\p{Co}\p{Cn}\u115f\u1160\u3164\uffa0\u2800]/gu;
 const PILED_UP = /(\p{M}{3})\p{M}+/gu;
 
+const NAMES = { 0: "NUL", 7: "BEL", 8: "BS", 9: "TAB", 10: "LF", 11: "VT", 12: "FF", 13: "CR", 27: "ESC", 127: "DEL" };
+
 function picture(character) {
   const code = character.codePointAt(0);
-  if (code < 0x20) return String.fromCodePoint(0x2400 + code);
-  if (code === 0x7f) return "\u2421";
+  if (code in NAMES) return `\u2039${NAMES[code]}\u203a`;
   return `\u2039${code.toString(16).toUpperCase().padStart(4, "0")}\u203a`;
 }
 
-/** One line, at most `most` characters; what cannot be seen is shown as a picture or its number. */
+/** One line, at most `most` characters; what cannot be seen is shown by its name or number. */
 export function harmless(value, most = 200) {
   const text = value === null || value === undefined ? "" : String(value);
   let cut = text.length > most ? text.slice(0, most) : text;

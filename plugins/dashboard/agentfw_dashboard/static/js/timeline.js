@@ -4,6 +4,7 @@
 import { el, icon, keyed, setAttribute, setText } from "./dom.js";
 import { count, duration } from "./format.js";
 import { harmless } from "./text.js";
+import { colour, onTheme } from "./theme.js";
 
 const KINDS = {
   queued: "Queued",
@@ -18,9 +19,27 @@ const KINDS = {
   denied: "Denied",
   exit: "Exit",
 };
+const LANE = 28;
+/** Which of the three lanes, and its colour. */
+const LANES = {
+  queued: [0, "grey"],
+  dispatch: [0, "violet"],
+  first_syscall: [0, "violet"],
+  resolve: [1, "teal"],
+  connect: [1, "teal"],
+  request: [1, "blue"],
+  response: [1, "blue"],
+  model_call: [2, "pink"],
+  first_token: [2, "amber"],
+  denied: [0, "red"],
+  exit: [0, "grey"],
+};
 const TICKS = [1, 2, 5];
+const CLOCK = [15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 43200, 86400];
 
+/** A step of a ruler, at least so many seconds: 1, 2, 5 of a power of ten, or what clocks count in. */
 function nice(least) {
+  if (least > 10) return CLOCK.find((each) => each >= least) ?? Math.ceil(least / 86400) * 86400;
   const power = 10 ** Math.floor(Math.log10(least));
   return (TICKS.find((each) => each * power >= least) ?? 10) * power;
 }
@@ -35,7 +54,8 @@ export class Timeline {
     this.ruler = el("div.ruler", { "aria-hidden": "true" });
     this.ticks = el("div.ticks", { "aria-hidden": "true" });
     this.chosen = el("div.chosen", { hidden: true });
-    this.ruler.append(this.ticks, this.chosen);
+    this.lane = el("canvas.lane", { height: LANE, "aria-hidden": "true" });
+    this.ruler.append(this.lane, this.ticks, this.chosen);
     this.rows = el("ol.steps");
     this.said = el("span.muted", { role: "status" });
     const button = (label, path, action) => el("button.icon", { type: "button", "aria-label": label, title: label, onclick: action }, icon(path));
@@ -54,6 +74,9 @@ export class Timeline {
     this.scroll = el("div.waterfall", { tabindex: 0, role: "region", "aria-label": "Timeline" }, this.ruler, this.rows, this.none, this.more);
     this.scroll.addEventListener("keydown", (event) => this.#key(event));
     this.ruler.addEventListener("pointerdown", (event) => this.#drag(event));
+    this.watcher = new ResizeObserver(() => this.steps.length && this.#draw());
+    this.watcher.observe(this.scroll);
+    this.forget = onTheme(() => this.#draw());
     this.node = el("section.card.timeline", { "aria-labelledby": "timeline-title" },
       el("header", {}, el("h2", { id: "timeline-title" }, "Timeline"), this.tools), this.legend, this.scroll);
   }
@@ -67,6 +90,11 @@ export class Timeline {
     this.more.textContent = left ? `and ${count(left)} more steps that were not kept` : "";
     this.#kinds();
     this.#draw();
+  }
+
+  close() {
+    this.watcher.disconnect();
+    this.forget();
   }
 
   #kinds() {
@@ -106,6 +134,7 @@ export class Timeline {
       node.style.left = `${(100 * (at - from)) / span}%`;
     });
     const visible = this.steps.filter((each) => !this.hidden.has(each.kind));
+    this.#drawLane(visible, from, span);
     keyed(this.rows, visible, (each) => `${each.kind} ${each.at}`, (each) => this.#make(each), (row, each) => {
       const seconds = each.seconds ?? 0;
       const bar = row.bar;
@@ -120,6 +149,28 @@ export class Timeline {
       row.taken.style.right = begin + width > 78 ? `${100 - Math.max(0, Math.min(begin, 100))}%` : "";
       setText(row.taken, each.seconds === null ? duration(each.at) : duration(each.seconds));
     });
+  }
+
+  /** All steps on three short lanes above the ruler, so that a life of hours is seen at once. */
+  #drawLane(steps, from, span) {
+    const width = this.lane.clientWidth;
+    if (!width) return;
+    const ratio = devicePixelRatio || 1;
+    if (this.lane.width !== Math.round(width * ratio)) {
+      this.lane.width = Math.round(width * ratio);
+      this.lane.height = Math.round(LANE * ratio);
+    }
+    const pen = this.lane.getContext("2d");
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    pen.clearRect(0, 0, width, LANE);
+    for (const step of steps) {
+      const [lane, shade] = LANES[step.kind] ?? [0, "grey"];
+      const left = ((step.at - from) / span) * width;
+      const wide = Math.max(2, ((step.seconds ?? 0) / span) * width);
+      pen.fillStyle = colour(shade);
+      pen.globalAlpha = step.seconds === null ? 1 : 0.75;
+      pen.fillRect(left, 3 + lane * 8, wide, 6);
+    }
   }
 
   #make(step) {
