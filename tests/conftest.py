@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from . import debian
+
 _skipped = 0
 WITHOUT_TESTS = "CPython's own tests (libpython3-testsuite)"
 """In the reason of a test that is skipped since no Python here has them, which a whole run's end shows."""
@@ -43,6 +45,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if _skipped:
         terminalreporter.section("KVM", sep="!", red=True)
         terminalreporter.line(f"{_skipped} tests that need /dev/kvm did NOT run: {_kvm_trouble()}", red=True)
+    for name, reason in debian.MISSING.items():
+        terminalreporter.section(name, sep="!", red=True)
+        terminalreporter.line(f"the tests with a real {name} did NOT run: {reason}", red=True)
     for report in terminalreporter.stats.get("skipped", []):
         if isinstance(report.longrepr, tuple) and WITHOUT_TESTS in report.longrepr[2]:
             terminalreporter.section("CPython's own tests", sep="!", red=True)

@@ -135,6 +135,14 @@ def test_wheel_holds_the_project_that_new_plugins_come_from(wheel: Path) -> None
     assert held == {str(file.relative_to(template)) for file in files}
 
 
+def test_wheel_holds_the_dashboards_page(wheel: Path) -> None:
+    prefix = "agentfw_dashboard/static/"
+    held = {name.removeprefix(prefix) for name in zipfile.ZipFile(wheel).namelist() if name.startswith(prefix)}
+    page = ROOT / "plugins" / "dashboard" / prefix
+    assert "index.html" in held
+    assert held == {str(path.relative_to(page)) for path in page.rglob("*") if path.is_file()}
+
+
 def test_wheel_holds_the_native_parts_and_is_abi3(wheel: Path) -> None:
     assert "-cp311-abi3-linux_x86_64" in wheel.name
     names = zipfile.ZipFile(wheel).namelist()
