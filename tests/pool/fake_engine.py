@@ -2,7 +2,7 @@
 
 ["out", text] ["err", text] ["flood", bytes] ["cat"] (stdin to stdout) ["files"] (their sizes) ["agent"] (the run's name) ["pid"]
 ["sleep", seconds] ["exit", code] ["die", status] ["kill"] (the process) ["hang", seconds] (the loop) ["cell"] (its cell dies)
-["resolve", name] ["ask", plugin, text]
+["resolve", name] ["ask", plugin, text] ["did", what, times] (told to the plugins' hooks: see `fake_work`)
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ from agentfw.config import RunConfig
 from agentfw.errors import ConfigError
 from agentfw.pool.config import PoolConfig
 from agentfw.pool.jobs import Job, JobResult, PoolError, Usage
+from agentfw.reports import DispatchReport
 from agentfw.runtime import Runtime
+
+try:
+    from . import fake_work
+except ImportError:  # in a worker this is a module of its own
+    import fake_work  # type: ignore[no-redef]
 
 
 class EngineCounts(msgspec.Struct):
@@ -65,12 +71,13 @@ class Engine:
         assert task is not None
         self.tasks[job_id] = task
         self.counters["runs"] += 1
-        agent = Agent(job_id, job.name or job_id, {**job.labels, "tenant": job.tenant})
+        agent = Agent(job_id, job.name or job_id, {**job.labels, "tenant": job.tenant}, job=job_id)
         result = JobResult(kind="internal", text="given up")
         try:
             await self.runtime.admit(agent)
             async with self.vms:
                 events.started(0.001)
+                self._tell_dispatched(agent, job)
                 result = await self._do(agent, json.loads(job.target), job, events, stdin)
         except asyncio.CancelledError:
             if self.signals.get(job_id) is None:
@@ -84,8 +91,17 @@ class Engine:
         finally:
             del self.tasks[job_id]
             self.jobs.pop(job_id, None)
-            self.runtime.agent_exited(agent, ExitReport("code"))
+            report = ExitReport("killed") if result.kind == "output" else ExitReport(result.kind, result.code, result.signal)
+            self.runtime.agent_exited(agent, report)
         return result
+
+    def _tell_dispatched(self, agent: Agent, job: Job) -> None:
+        link = self.runtime.pool
+        report = DispatchReport(
+            job=agent.job, tenant=job.tenant, template=job.template, worker=link.number if link is not None else None,
+            dispatch=0.002, began=time.perf_counter(),
+        )  # fmt: skip
+        self.runtime.plugins.dispatched(agent, report)
 
     async def _do(self, agent: Agent, steps: list[Any], job: Job, events: Any, stdin: AsyncIterator[bytes] | None) -> JobResult:
         written = {1: 0, 2: 0}
@@ -133,6 +149,8 @@ class Engine:
                 case "ask":
                     assert self.runtime.pool is not None and self.runtime.pool.role == "worker"
                     await write(1, await self.runtime.pool.ask(how[0], how[1].encode()))
+                case "did":
+                    fake_work.do(self.runtime, agent, *how)
                 case "agent":
                     await write(1, agent.id.encode())
                 case "pid":

@@ -89,12 +89,19 @@ class RouterLink:
         """PoolError "unsupported", always: it is workers that ask the router."""
         raise PoolError("unsupported", "this is the pool's router: nobody is above it")
 
-    async def ask_workers(self, plugin: str, body: bytes, seconds: float = QUERY_SECONDS) -> dict[int, bytes]:
+    async def ask_workers(
+        self, plugin: str, body: bytes, seconds: float = QUERY_SECONDS, *, only: int | None = None
+    ) -> dict[int, bytes]:
         """-> by worker's number, what `answer_router()` of this plugin returned there. Workers that fail, are late, are being
-        replaced or say too much (MAX_ANSWER) are missing. ValueError: the question is larger than MAX_BODY."""
+        replaced or say too much (MAX_ANSWER) are missing. `only`: the number of the one that is asked. ValueError: the question
+        is larger than MAX_BODY."""
         if len(body) > MAX_BODY:
             raise ValueError(f"a question of {len(body)} bytes (at most {MAX_BODY})")
-        asked = [worker for worker in self._workers() if worker.channel is not None and worker.state in ("ready", "draining")]
+        asked = [
+            worker
+            for worker in self._workers()
+            if worker.channel is not None and worker.state in ("ready", "draining") and only in (None, worker.number)
+        ]
         query = Query(plugin, body, min(seconds, MAX_QUERY_SECONDS))
         answers = await asyncio.gather(*(_ask(worker, query) for worker in asked))
         return {worker.number: answer for worker, answer in zip(asked, answers, strict=True) if answer is not None}

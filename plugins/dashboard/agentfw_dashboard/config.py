@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Annotated
 from urllib.parse import urlsplit
 
 import msgspec
 from agentfw import ConfigError
 from agentfw.config import path_beside
+from agentfw.sizes import parse_size
 
 _LISTEN = re.compile(r"(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9._-]{1,253}):([0-9]{1,5})\Z")
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,252}\Z")
@@ -26,7 +28,14 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
     url: str = ""
     """Where a proxy before it serves the page, `"https://dash.example"`."""
 
+    memory: str = "64M"
+    """What may be kept of agents' lives in each worker; those that ended first go first when it is full."""
+    ended: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 2000
+    """Agents that have ended whose lives are kept, at most: in each worker, and in the table."""
+
     def __post_init__(self) -> None:
+        if not parse_size(self.memory):
+            raise ConfigError("memory", f"`{self.memory}` is no size", hint="write 64M")
         if self.listen and self.address is None:
             raise ConfigError("listen", f"`{self.listen}` is not HOST:PORT", hint="write `127.0.0.1:8701`, or `[::1]:8701`")
         for name in self.names:
@@ -42,6 +51,10 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
                 raise ConfigError(
                     "url", f"`{self.url}` is no URL of a page at a host's root", hint='write "https://dash.example"'
                 )
+
+    @property
+    def memory_bytes(self) -> int:
+        return parse_size(self.memory) or 0
 
     @property
     def address(self) -> tuple[str, int] | None:

@@ -1,4 +1,4 @@
-"""The plugin: the page, in the process that has one."""
+"""The plugin: a collector in each worker; an observatory, and the page, in the router. Without a pool all of them are here."""
 
 from __future__ import annotations
 
@@ -8,24 +8,34 @@ from typing import Any
 from agentfw import hookimpl
 from agentfw.pool.jobs import PoolError
 from agentfw.runtime import Runtime
+from agentfw.texts import shown
 
+from .collector import Collector
 from .config import Config
+from .observatory import Observatory
 from .output import tail_of
 from .page import Page
 from .web.shared import Source
+from .wire import AskStory, encode, read_question
+
+MAX_ID = 200
 
 
-class Plugin:
+class Plugin(Collector):
     """See the package."""
 
     name = "dashboard"
+    api = "1.1"
     config_type = Config
     api_local = frozenset({"address"})
 
     def __init__(self, config: Config) -> None:
+        super().__init__(config.memory_bytes, config.ended)
         self._config = config
+        self.observatory: Observatory | None = None
+        """None in a worker, and before the start."""
         self.source: Source | None = None
-        """What the page shows; None: there is no page."""
+        """What the page shows, if it is another than that; a test's."""
         self.page: Page | None = None
 
     def reconfigure(self, config: Config) -> Callable[[], None]:
@@ -35,6 +45,7 @@ class Plugin:
 
         def commit() -> None:
             self._config = config
+            self.bound(config.memory_bytes, config.ended)
             if page is not None:
                 page.adopt(config, token)
 
@@ -42,11 +53,14 @@ class Plugin:
 
     @hookimpl
     async def start(self, runtime: Runtime) -> None:
-        if self.source is None or (runtime.pool is not None and runtime.pool.role == "worker"):
+        self.runtime = runtime
+        if runtime.pool is not None and runtime.pool.role == "worker":
             return
+        self.observatory = Observatory(runtime, self, self._config.ended)
+        await self.observatory.start()
         backend = runtime.pool.backend if runtime.pool is not None and runtime.pool.role == "router" else None
         output = None if backend is None else tail_of(backend)
-        page = Page(self._config, runtime, self.source, beside=getattr(backend, "place", None), output=output)
+        page = Page(self._config, runtime, self.source or self.observatory, beside=getattr(backend, "place", None), output=output)
         await page.start()
         self.page = page
 
@@ -58,17 +72,60 @@ class Plugin:
     @hookimpl
     async def stop(self) -> None:
         page, self.page = self.page, None
-        if page is not None:
-            await page.close()
+        try:
+            if page is not None:
+                await page.close()
+        finally:
+            if self.observatory is not None:
+                await self.observatory.stop()
 
     @hookimpl
     def statistics(self) -> dict[str, int | float]:
-        return self.page.counters() if self.page is not None else {}
+        kept: dict[str, int | float] = {
+            "agents": len(self.live),
+            "ended": len(self.ended),
+            "forgotten": self.forgotten,
+            "bytes": self.size,
+        }
+        return kept if self.page is None else {**kept, **self.page.counters()}
+
+    async def answer_router(self, body: bytes) -> bytes:
+        """In a worker: an `Ask` or an `AskStory` of the router's. PluginError for nonsense."""
+        question = read_question(body)
+        if isinstance(question, AskStory):
+            found = self.story(question.key)
+            return b"" if found is None else encode(found)
+        statistics = self.runtime.plugins.statistics() if self.runtime is not None else {}
+        return encode(self.answer(question, statistics))
 
     async def answer_api(self, what: str, query: Mapping[str, str]) -> Any:
-        """`address`: the page's URL ("" if it has none), a token, and a URL that logs in, once."""
-        if what != "address":
-            raise PoolError("not_found", f"the dashboard does not tell `{what[:64]}`")
+        """`GET /v1/plugins/dashboard/{what}`. PoolError. `address`: the page's URL ("" if it has none), a token, and a URL that
+        logs in, once."""
+        observatory = self.observatory
+        if observatory is None:
+            raise PoolError("unavailable", "the dashboard has not started")
+        if what == "address":
+            return self._address()
+        for name in query:
+            if (what, name) not in (("agents", "since"), ("agent", "id")):
+                raise PoolError("bad_request", f"no parameter `{shown(name, 64)}` here")
+        if what == "overview":
+            return await observatory.overview()
+        if what == "agents":
+            since = query.get("since", "0")
+            if not (since.isascii() and since.isdecimal() and len(since) < 19):
+                raise PoolError("bad_request", "`since` is a number that an earlier answer gave")
+            return await observatory.agents(int(since))
+        if what == "agent":
+            found = await observatory.agent(query.get("id", "")[:MAX_ID])
+            if found is None:
+                raise PoolError("not_found", "no such agent: it was never there, or was forgotten")
+            return found
+        if what == "loaded":
+            return await observatory.loaded()
+        raise PoolError("not_found", f"the dashboard does not tell `{shown(what, 64)}`")
+
+    def _address(self) -> dict[str, str]:
         page = self.page
         if page is None:
             raise PoolError("not_found", "this pool has no page")
