@@ -461,6 +461,14 @@ def test_stop_returns_when_it_is_gone(tmp_path: Path, command: Command) -> None:
     assert command("pool", "stop", "--socket", tmp_path / "s").status == 125
 
 
+def test_metrics(pool: Pool, command: Command) -> None:
+    command("submit", "-c", "print(1)")
+    done = command("metrics")
+    assert done.status == 0 and b"\nagentfw_jobs_submitted_total 1.0\n" in done.out and done.out.endswith(b"0.0\n")
+    assert command("metrics", "--json").document["metrics"]["pool.submitted"] == 1
+    assert command("metrics", "--socket", "/nowhere/s").status == 125
+
+
 def test_top(pool: Pool, command: Command) -> None:
     job = pool.submit("print('x', flush=True); import time; time.sleep(60)", name="evil\x1b]0;title\x07\n\u202e")
     pool.do(anext(pool.backend.output(job)))

@@ -33,6 +33,7 @@ COMMANDS = {
     "wait": ("jobs", "wait"),
     "kill": ("jobs", "kill"),
     "top": ("top", "top"),
+    "metrics": ("metrics", "metrics"),
     "doctor": ("doctor", "doctor"),
     "plugins": ("plugins", "plugins"),
     "config": ("config", "config"),
