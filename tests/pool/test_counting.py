@@ -7,7 +7,7 @@ import os
 
 from agentfw.pool.counting import Tally
 
-from ..metrics_support import of, scrape
+from ..metrics.support import of, scrape
 from .routers import finish, job, pool_test, running, until, until_running
 
 

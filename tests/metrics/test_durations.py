@@ -12,8 +12,8 @@ from agentfw.testing import FakeServer, Response, fetch, make_agent, running
 from agentfw_inspect import Config as InspectConfig
 from agentfw_inspect import Plugin as Inspect
 
-from ..metrics_support import of, scrape
-from .support import async_test
+from ..core.support import async_test
+from .support import of, scrape
 
 
 class Slow:

@@ -18,8 +18,8 @@ from agentfw.metrics.exposition import OPEN_METRICS, TEXT
 from agentfw.metrics.families import MAX_OF_ONE, MAX_OTHERS
 from agentfw.metrics.processes import measure
 
-from ..metrics_support import OPEN_METRICS as ACCEPT
-from ..metrics_support import of, scrape
+from .support import OPEN_METRICS as ACCEPT
+from .support import of, scrape
 
 COUNTERS = Path(__file__).parents[2] / "docs/reference"
 
