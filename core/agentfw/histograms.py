@@ -7,8 +7,11 @@ as all counters are, and a bucket costs a name only if it was ever used.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from .views import WARMUP_BUCKET, WARMUP_BUCKETS
 
 BUCKET = ".bucket."
 SUM = ".sum"
@@ -17,8 +20,8 @@ SHORT = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 
 """Seconds: what takes a millisecond if all is well, and seconds if it is not: dispatches, names, connections."""
 LONG = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
 """Seconds: what somebody else works for, as a model."""
-WARM = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.5, 2.0, 5.0, 10.0)
-"""Seconds: a VM's way from nothing to waiting for a job."""
+WARM = (0.01, 0.025, 0.05, *(round(WARMUP_BUCKET * bar, 6) for bar in range(1, WARMUP_BUCKETS)))
+"""Seconds: a VM's way from nothing to waiting for a job, with the bars that an operator is shown."""
 
 HOOK_NS = (1_000, 2_500, 5_000, 10_000, 25_000, 100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000, 10_000_000_000)
 """Nanoseconds, in which calls of hooks are counted."""
@@ -76,3 +79,12 @@ class Durations:
 def labels(bounds: Sequence[float]) -> tuple[str, ...]:
     """What buckets are called in statistics."""
     return *(f"{bound:.10g}" for bound in bounds), "inf"
+
+
+def warmup_bars(statistics: Mapping[str, float], name: str = "engine.warmup_seconds") -> list[int]:
+    """Of a histogram over WARM in statistics the bars of `views.Overview.warmup`."""
+    bars = [0] * WARMUP_BUCKETS
+    for bound, label in zip((*WARM, math.inf), labels(WARM), strict=True):
+        bar = WARMUP_BUCKETS - 1 if bound == math.inf else max(0, round(bound / WARMUP_BUCKET) - 1)
+        bars[bar] += int(statistics.get(f"{name}{BUCKET}{label}", 0))
+    return bars

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from agentfw import Agent, hookimpl
 from agentfw.agents import ExitReport
+from agentfw.histograms import WARM, Histogram, warmup_bars
 from agentfw.runtime import Runtime
 from agentfw.testing import FakeServer, Response, fetch, make_agent, running
 from agentfw_inspect import Config as InspectConfig
@@ -89,3 +90,13 @@ async def test_model_calls() -> None:
         assert of(found, "agentfw_model_calls_total") == of(found, "agentfw_model_call_duration_seconds_count") == 1
         assert of(found, "agentfw_model_first_token_duration_seconds_count") == 0, "it was not streamed"
         assert of(found, "agentfw_model_tokens_total", direction="input") == 7
+
+
+def test_bars_of_warm_ups() -> None:
+    """Fifty of 100 ms, whatever the buckets below and above."""
+    found = Histogram(WARM)
+    for seconds in (0.0, 0.02, 0.1, 0.11, 0.2, 0.95, 4.85, 4.9, 4.91, 400.0):
+        found.observe(seconds)
+    bars = warmup_bars(found.statistics("engine.warmup_seconds"))
+    assert {index: count for index, count in enumerate(bars) if count} == {0: 3, 1: 2, 9: 1, 48: 2, 49: 2} and len(bars) == 50
+    assert warmup_bars({}) == [0] * 50

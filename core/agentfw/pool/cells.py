@@ -124,8 +124,8 @@ class Lane:
 class Vm:
     """A place for a VM in a cell."""
 
-    __slots__ = ("begun", "born", "cell", "frames", "hurry", "kept", "lane", "life", "number", "soon", "state", "unfit", "user",
-                 "warm_cpu")  # fmt: skip
+    __slots__ = ("asked", "begun", "born", "cell", "frames", "hurry", "kept", "lane", "life", "number", "soon", "state", "unfit",
+                 "user", "warm_cpu")  # fmt: skip
 
     def __init__(self, cell: PoolCell, number: int, lane: Lane) -> None:
         self.cell = cell
@@ -149,6 +149,8 @@ class Vm:
         self.unfit = ""
         """Why it did not get warm, and is being killed."""
         self.user: User | None = None
+        self.asked = 0.0
+        """loop.time() at which it was to be made."""
         self.warm_cpu = 0
         """Nanoseconds of CPU time that it took to get warm: not its job's."""
         for count in (cell.count, *cell.above, lane.count):
@@ -283,6 +285,7 @@ class PoolCell:
     def warm(self, vm: Vm, hurry: bool = False) -> None:
         """Restore a VM into this empty place. `hurry`: a job waits for it."""
         vm.become("warming")
+        vm.asked = self._loop.time()
         vm.soon = False
         vm.hurry = hurry
         self.empty_since = None

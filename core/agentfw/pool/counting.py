@@ -17,6 +17,7 @@ from ..metrics.declared import is_sound
 from ..metrics.processes import measure
 from .jobs import DEFAULT_TENANT, JobResult
 from .messages import MAX_NUMBERS, Numbers, Statistics
+from .physical import Physical
 
 if TYPE_CHECKING:
     from .workers import Worker
@@ -75,6 +76,7 @@ class Counting:
 
     def __init__(self) -> None:
         self._tally = Tally()
+        self._physical = Physical()
         self._ends: Counter[str] = Counter()
         self._tenants: Counter[str] = Counter()
         """Jobs that ended, by tenant: of so many tenants as there may be known names of."""
@@ -92,14 +94,18 @@ class Counting:
     ) -> dict[str, float]:
         """All. `own`: of the router's own plugins; `router`: of its book."""
         asked = [worker for worker in workers if worker.state == "ready" and worker.channel is not None]
-        answers, measured = await asyncio.gather(_ask(asked), asyncio.to_thread(measure, _processes(workers)))
+        processes = _processes(workers)
+        answers, measured = await asyncio.gather(_ask(asked), asyncio.to_thread(measure, processes))
         for worker in workers:
             self._tally.ended(worker.number, worker.restarts)
         for worker, restarts, values in answers:
             if worker.restarts == restarts:
                 self._tally.told(worker.number, restarts, values)
+        sums = self._tally.sums(own)
+        vms = int(sum(sums.get(f"engine.{state}", 0.0) for state in ("running", "idle", "warming")))
         return {
-            **self._tally.sums(own),
+            **sums,
+            "pool.physical_memory": await self._physical.look([pid for name, pid in processes.items() if name != "router"], vms),
             **{f"pool.ended.{name}": self._ends[name] for name in ENDS},
             "pool.workers": len(workers),
             "pool.workers_ready": sum(worker.state == "ready" for worker in workers),

@@ -78,7 +78,7 @@ class Stock:
         self.count: Counts = no_vms()
         self.counted: Counter[str] = Counter()
         self.warmups = Histogram(WARM)
-        """Seconds from the restore of a VM until it waits for a job."""
+        """Seconds from when a VM is asked for until it waits for a job: its cell may have to start first."""
         self._start = start
         self._runners = runners
         self._spoiled = spoiled
@@ -339,7 +339,7 @@ class Stock:
     def vm_warm(self, vm: Vm) -> None:
         group = self._group_of(vm.cell)
         if not vm.cell.late:  # there VMs are restored by their users
-            self.warmups.observe(self._loop.time() - vm.begun)
+            self.warmups.observe(self._loop.time() - vm.asked)
         if group is not None:
             group.worked()
         self.soon(group)
