@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from types import TracebackType
+from typing import TypeVar
 
 from agentfw_dashboard.web.access import Access
 from agentfw_dashboard.web.files import load
@@ -12,6 +14,8 @@ from agentfw_dashboard.web.server import WebServer
 
 from .fake import FakeObservatory
 from .serving import STATIC, output_of
+
+T = TypeVar("T")
 
 
 class Serving:
@@ -22,7 +26,7 @@ class Serving:
         self.access = access or Access.random()
         self.port = port
         self._period = period
-        self._loop = asyncio.new_event_loop()
+        self.loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._end = asyncio.Event()
         self._trouble: BaseException | None = None
@@ -33,8 +37,17 @@ class Serving:
         return f"http://127.0.0.1:{self.port}/"
 
     @property
-    def login_url(self) -> str:
-        return f"{self.url}login?code={self.access.new_code()}"
+    def cookie(self) -> dict[str, str]:
+        """Of somebody who has logged in, for a browser."""
+        return {"name": self.access.cookie, "value": self.access.new_session(), "url": self.url}
+
+    def do(self, action: Callable[[], T]) -> T:
+        """Between two of the server's own steps, so that it sees the made-up pool whole."""
+
+        async def act() -> T:
+            return action()
+
+        return asyncio.run_coroutine_threadsafe(act(), self.loop).result(20)
 
     def __enter__(self) -> Serving:
         self._thread.start()
@@ -44,17 +57,17 @@ class Serving:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._loop.call_soon_threadsafe(self._end.set)
+        self.loop.call_soon_threadsafe(self._end.set)
         self._thread.join(20)
 
     def _run(self) -> None:
         try:
-            self._loop.run_until_complete(self._serve())
+            self.loop.run_until_complete(self._serve())
         except BaseException as error:
             self._trouble = error
         finally:
             self._ready.set()
-            self._loop.close()
+            self.loop.close()
 
     async def _serve(self) -> None:
         server = WebServer(self.fake, self.access, files=load(STATIC), output=output_of(self.fake), period=self._period)

@@ -7,7 +7,7 @@ import { age, compact } from "./format.js";
 import { shortcut, startKeys } from "./keys.js";
 import { Loaded } from "./loaded.js";
 import { Overview } from "./overview.js";
-import { go, hashOf, parse } from "./route.js";
+import { go, hashOf, onRoute, parse } from "./route.js";
 import { store } from "./store.js";
 import { harmless } from "./text.js";
 import { nextTheme, startTheme } from "./theme.js";
@@ -117,7 +117,7 @@ shortcut("/", "Agents", "Filter", () => {
   if (name === "agents") view.focusFilter();
   else {
     go(hashOf("agents"));
-    setTimeout(() => name === "agents" && view.focusFilter(), 50);
+    view.focusFilter();
   }
 });
 const inTable = () => name === "agents";
@@ -131,7 +131,6 @@ shortcut("[", "One agent", "The agent before", () => view.step(-1), inAgent);
 for (let digit = 1; digit <= 7; digit += 1) shortcut(String(digit), "One agent", digit === 1 ? "1 to 7: a tab" : "1 to 7: a tab", () => view.chooseAt(digit - 1), inAgent);
 shortcut("Escape", "One agent", "Back to the table", () => go(view.back.getAttribute("href")), inAgent);
 new ResizeObserver(measure).observe(document.getElementById("top"));
-addEventListener("hashchange", show);
 store.listen(update);
-show();
+onRoute(show);
 store.start();

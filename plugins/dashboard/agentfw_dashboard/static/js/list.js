@@ -18,7 +18,7 @@ export class List {
     this.empty = el("p.empty", {}, empty);
     this.more = el("p.muted.more", { hidden: true });
     this.table = el("table.list", {}, el("thead", {}, el("tr", {}, ...this.heads.map((head) => head.cell))), this.body);
-    this.node = el("div.scroll", { tabindex: 0, role: "region", "aria-label": label }, this.table, this.empty, this.more);
+    this.node = el("div.scroll", { tabindex: 0, role: "group", "aria-label": label }, this.table, this.empty, this.more);
   }
 
   #by(column) {

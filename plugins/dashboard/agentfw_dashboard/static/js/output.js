@@ -28,6 +28,8 @@ export class Output {
     }, { passive: true });
     this.node = el("section", { "aria-label": "Output" },
       el("div.tools", {}, this.said, this.down, el("label", {}, this.raw, " Escapes"), el("label", {}, this.wrap, " Wrap")), this.text);
+    this.watcher = new ResizeObserver(() => this.follow && this.#follow(true)); // it may come into sight after its text came
+    this.watcher.observe(this.text);
     this.controller = new AbortController();
     this.#run();
   }
@@ -35,6 +37,7 @@ export class Output {
   close() {
     this.over = true;
     this.controller.abort();
+    this.watcher.disconnect();
     clearTimeout(this.timer);
   }
 

@@ -82,7 +82,7 @@ export class Overview {
         el("header", {}, el("h2", { id: "denials-title" }, "Recent denials"), el("a.hint", { href: hashOf("agents", { query: { filter: "denials>0" } }) }, "Agents with denials")),
         el(
           "div.scroll",
-          { tabindex: 0, role: "region", "aria-label": "Recent denials" },
+          { tabindex: 0, role: "group", "aria-label": "Recent denials" },
           this.denialTable,
           this.noDenials,
         ),

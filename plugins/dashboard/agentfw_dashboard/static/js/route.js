@@ -19,8 +19,25 @@ export function hashOf(view, { id = "", tab = "", query = {} } = {}) {
   return `#/${path}${text ? `?${text}` : ""}`;
 }
 
+let follow = () => {};
+
+/** `show` is called when the address has become another one. */
+export function onRoute(show) {
+  let shown = null;
+  follow = () => {
+    if (location.hash === shown) return;
+    shown = location.hash;
+    show();
+    shown = location.hash; // a view may have made it more exact
+  };
+  addEventListener("hashchange", follow);
+  follow();
+}
+
+/** Shown before this returns: the next key belongs to the new view. */
 export function go(hash) {
   location.hash = hash;
+  follow();
 }
 
 /** Changes the address without a step in the browser's history. */

@@ -71,7 +71,7 @@ export class Timeline {
     );
     this.none = el("p.empty", {}, "Nothing has happened yet");
     this.more = el("p.muted.more", { hidden: true });
-    this.scroll = el("div.waterfall", { tabindex: 0, role: "region", "aria-label": "Timeline" }, this.ruler, this.rows, this.none, this.more);
+    this.scroll = el("div.waterfall", { tabindex: 0, role: "group", "aria-label": "Steps" }, this.ruler, this.rows, this.none, this.more);
     this.scroll.addEventListener("keydown", (event) => this.#key(event));
     this.ruler.addEventListener("pointerdown", (event) => this.#drag(event));
     this.watcher = new ResizeObserver(() => this.steps.length && this.#draw());
