@@ -181,10 +181,12 @@ class Syscall(_View, frozen=True):
 class OpenedFile(_View, frozen=True):
     path: str
     mode: str = "r"
-    """ "r", "w", "rw", or "" if the open failed"""
+    """As it was asked for: "r", "w", "rw"; "p": to be named only; "": it was not opened, but looked at, and refused."""
     count: int = 1
     error: str = ""
-    """The errno's name."""
+    """The errno's name, if it failed."""
+    rule: str = ""
+    """The file rule that refused it: "hide **/.ssh"."""
 
 
 class SeenName(_View, frozen=True):

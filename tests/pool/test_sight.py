@@ -10,6 +10,9 @@ from agentfw import Agent, ExitReport, hookimpl
 from agentfw.agents import VmReport
 from agentfw.pool.jobs import Job
 from agentfw.reports import DispatchReport
+from agentfw.views import AgentStory, Syscall
+from agentfw_dashboard import Config as DashboardConfig
+from agentfw_dashboard import Plugin as Dashboard
 
 from .engines import Heard, engine, in_loop, run
 
@@ -55,13 +58,23 @@ def looked_at_while_it_runs_and_at_its_end(store: Path) -> None:
     # blocked before anything is said: else the signal would end it
     code = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1}); " + code
     watcher = Watcher()
+    dashboard = Dashboard(DashboardConfig(listen=""))
+
+    async def shown() -> tuple[AgentStory, dict[str, Syscall]]:
+        assert dashboard.observatory is not None
+        story = await dashboard.observatory.agent("7")
+        assert story is not None
+        return story, {row.name: row for row in story.syscalls}
 
     async def main() -> None:
-        async with engine(store, watcher) as pool:
+        async with engine(store, watcher, dashboard) as pool:
             heard = Heard()
             job = pool.runtime.loop.create_task(pool.run(Job(mode="code", target=code), "7", heard, None))
             await asyncio.wait_for(heard.line.wait(), 30)
             agent = watcher.agents["7"]
+            story, calls = await shown()
+            assert story.row.state == "running" and story.row.memory > 0 and story.row.exits > 0
+            assert calls["getppid"].count == 123 and calls["openat"].host_count >= 1 and calls["openat"].host_seconds > 0
             for look in (pool.look("7"), pool.runtime.look(agent.id)):
                 found = await look
                 assert count(found, "getppid") == 123 and len(paths(found, "one")) == 1 and not paths(found, "two")
@@ -70,6 +83,10 @@ def looked_at_while_it_runs_and_at_its_end(store: Path) -> None:
             assert (await asyncio.wait_for(job, 30)).kind == "code"
             end = watcher.ends["7"].vm
             assert count(end, "getppid") == 130 and len(paths(end, "one", "two")) == 2
+            story, calls = await shown()
+            assert story.row.state == "done" and calls["getppid"].count == 130 and story.row.cpu_seconds > 0
+            mine = [(file.mode, file.count, file.error) for file in story.files if Path(file.path).name in ("one", "two")]
+            assert mine == [("w", 1, "")] * 2 and story.counters["n_local"] > 130 and not story.dropped
             assert (await pool.look("7")) is None and (await pool.runtime.look(agent.id)) is None
             # the next one in that VM, and one in another, begin anew; and none has what they did until they got their jobs
             for name in ("8", "9"):

@@ -119,6 +119,11 @@ class Sight:
         return self._head[3]
 
     @property
+    def size(self) -> int:
+        """Bytes that it takes, about."""
+        return len(self._raw) + len(self._rules) + 200
+
+    @property
     def files(self) -> int:
         """How many there are in `opened()`."""
         return self._head[2]

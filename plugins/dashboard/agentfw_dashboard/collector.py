@@ -268,6 +268,8 @@ class Collector:
             self._tls_agents -= 1
         if self.live.pop(agent.id, None) is not None:
             self.ended[agent.id] = story
+        if report.vm is not None:
+            self._grow(story, report.vm.sight.size)
         self._touch(story)
         self._make_room()
 
@@ -334,10 +336,15 @@ class Collector:
 
     # -- answers
 
-    def story(self, key: str) -> AgentStory | None:
-        """All about the agent with this key (its run of a job, or without a pool its id)."""
+    async def story(self, key: str) -> AgentStory | None:
+        """All about the agent with this key (its run of a job, or without a pool its id), its VM as it stands now."""
         found = self.keys.get(key)
-        return None if found is None else told.story(found)
+        if found is None:
+            return None
+        vm = None
+        if found.exit is None and found.dispatch is not None and self.runtime is not None:
+            vm = await self.runtime.look(found.agent.id)
+        return told.story(found, vm)
 
     def answer(self, ask: Ask, statistics: dict[str, float]) -> Told:
         """What is known now. `statistics`: of other plugins."""

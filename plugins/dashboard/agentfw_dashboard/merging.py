@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import zip_longest
 
 import msgspec
-from agentfw.views import WARMUP_BUCKETS
 
 from .spread import Durations
 from .wire import Histogram, Told, Totals
@@ -24,8 +22,6 @@ def add(parts: Iterable[Totals]) -> Totals:
         values = [getattr(part, name) for part in listed]
         if name == "currency":
             sums[name] = next((value for value in values if value), "")
-        elif name == "warmup":
-            sums[name] = [sum(column) for column in zip_longest(*values, fillvalue=0)][:WARMUP_BUCKETS]
         elif name == "statistics":
             sums[name] = _added(values)
         elif values and isinstance(values[0], Histogram):

@@ -18,6 +18,7 @@ import logging
 import time
 
 from agentfw.errors import AgentfwError
+from agentfw.histograms import warmup_bars
 from agentfw.pool.authority import RouterLink
 from agentfw.pool.jobs import JobInfo, PoolError, PoolInfo, Usage
 from agentfw.runtime import Runtime
@@ -84,7 +85,7 @@ class Observatory:
         statistics, gauges, info = totals.statistics, self._gauges, self._info
         running = info.running if info is not None else totals.agents
         idle = sum(worker.idle for worker in info.workers) if info is not None else 0
-        memory = int(gauges.get("engine.physical_memory", gauges.get("engine.memory", 0)))
+        memory = int(gauges.get("pool.physical_memory", 0))
         hits = sum(int(statistics.get(f"dns.{name}", 0)) for name in ("hits", "negative_hits", "failure_hits", "override_hits"))
         misses = sum(int(statistics.get(f"dns.{name}", 0)) for name in ("misses", "passed", "coalesced"))
         sessions = int(statistics.get("tls.held", 0) + statistics.get("tls.leased", 0))
@@ -100,7 +101,7 @@ class Observatory:
             queued=info.queued if info is not None else 0,
             done=info.done if info is not None else totals.done,
             failed=totals.failed,
-            warmup=totals.warmup,
+            warmup=warmup_bars(gauges),
             memory=memory,
             agents_per_gb=(running + idle) / (memory / (1 << 30)) if memory and running + idle else None,
             dns_questions=totals.questions,
@@ -134,7 +135,7 @@ class Observatory:
     async def agent(self, agent_id: str) -> AgentStory | None:
         """A job's, or without a pool an agent's. None: it is not known (any more)."""
         if self._link is None:
-            return self._collector.story(agent_id)
+            return await self._collector.story(agent_id)
         try:
             info = await self._link.backend.info(agent_id)
         except PoolError:
@@ -245,7 +246,7 @@ class Observatory:
                 async with self._lock:
                     await self._ask(rows=False)
                 totals = self._workers.totals()
-                memory = int(self._gauges.get("engine.physical_memory", self._gauges.get("engine.memory", 0)))
+                memory = int(self._gauges.get("pool.physical_memory", 0))
                 self.history.note(time.time(), time.monotonic(), totals, totals.agents, memory)
             except Exception:
                 log.exception("the dashboard's history failed")

@@ -93,7 +93,7 @@ class Plugin(Collector):
         """In a worker: an `Ask` or an `AskStory` of the router's. PluginError for nonsense."""
         question = read_question(body)
         if isinstance(question, AskStory):
-            found = self.story(question.key)
+            found = await self.story(question.key)
             return b"" if found is None else encode(found)
         statistics = self.runtime.plugins.statistics() if self.runtime is not None else {}
         return encode(self.answer(question, statistics))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -126,7 +125,7 @@ class Story:
 
     __slots__ = (
         "agent", "base", "bytes_down", "bytes_up", "call_tokens_in", "call_tokens_out", "calls", "calls_failed", "connections",
-        "cost", "denials", "destinations", "dirty", "dispatch", "ended", "events", "exit", "facts", "first_call", "key", "last",
+        "cost", "denials", "destinations", "dirty", "dispatch", "ended", "events", "exit", "first_call", "key", "last",
         "last_at", "model_calls", "names", "names_dropped", "places_dropped", "priced", "questions", "refusals", "requests",
         "size", "time", "tls", "traffic",
     )  # fmt: skip
@@ -142,8 +141,6 @@ class Story:
         self.exit: ExitReport | None = None
         self.ended: float | None = None
         """time.perf_counter()"""
-        self.facts: Mapping[str, Any] | None = None
-        """What its VM counted, when it had ended."""
         self.traffic: Any = None
         """Its `Runtime.traffic()` while it lives."""
         self.bytes_up = self.bytes_down = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agentfw import ExitReport, dns_reply, dns_wire
+from agentfw.agents import VmReport
 from agentfw.reports import ExchangeReport, FlowReport, QuestionReport
 from agentfw.views import (
     AgentRow,
@@ -12,7 +13,10 @@ from agentfw.views import (
     SeenModelCall,
     SeenName,
     Step,
+    Syscall,
 )
+from agentfw.views import OpenedFile as Opened
+from agentfw_vmm import OpenedFile, SyscallCount
 from msgspec.structs import replace
 
 from .story import Called, Event, Refused, Story, cut
@@ -57,10 +61,11 @@ def last_words(event: Event | None) -> str:
     return f"denied {cut(event.destination, 100)} by {cut(event.rule, 60)}"
 
 
-def row(story: Story) -> Row:
-    """For the router, or for a table."""
+def row(story: Story, vm: VmReport | None = None) -> Row:
+    """For the router, or for a table. `vm`: how its VM stands, if it lives."""
     agent, dispatch, ended = story.agent, story.dispatch, story.exit
-    facts = story.facts or {}
+    if ended is not None:
+        vm = ended.vm
     return Row(
         key=story.key,
         name=cut(agent.name, 128),
@@ -71,9 +76,9 @@ def row(story: Story) -> Row:
         submitted=story.time,
         started=None if dispatch is None else story.when(dispatch.began),
         ended=None if story.ended is None else story.when(story.ended),
-        cpu_seconds=float(facts.get("cpu_ns", 0)) / 1e9,
-        memory=int(facts.get("memory_committed", 0)),
-        exits=int(facts.get("exits", 0)),
+        cpu_seconds=vm.cpu_seconds if vm is not None else 0.0,
+        memory=vm.statistics.memory_committed if vm is not None else 0,
+        exits=vm.statistics.exits if vm is not None else 0,
         questions=story.questions,
         connections=story.connections,
         requests=story.requests,
@@ -102,9 +107,11 @@ def agent_row(told: Row) -> AgentRow:
     )  # fmt: skip
 
 
-def story(story: Story) -> AgentStory:
-    """All of it. Times are seconds from when its worker first heard of it."""
+def story(story: Story, vm: VmReport | None = None) -> AgentStory:
+    """All of it. Times are seconds from when its worker first heard of it. `vm`: how its VM stands, if it lives."""
     report = story.exit
+    if report is not None:
+        vm = report.vm
     steps = _steps(story)
     dropped = {
         "timeline": story.events.dropped + max(0, len(steps) - MAX_STEPS),
@@ -112,10 +119,14 @@ def story(story: Story) -> AgentStory:
         "destinations": story.places_dropped,
         "model_calls": story.model_calls.dropped,
         "denials": story.refusals.dropped,
+        "files": vm.sight.more_files if vm is not None else 0,
     }
     return AgentStory(
-        row=agent_row(row(story)),
+        row=agent_row(row(story, vm)),
         timeline=steps[:MAX_STEPS],
+        syscalls=[_syscall(each) for each in vm.sight.syscalls()] if vm is not None else [],
+        files=[_file(each) for each in vm.sight.opened()] if vm is not None else [],
+        counters=dict(vm.statistics._asdict()) if vm is not None else {},
         names=[
             SeenName(
                 name=cut(name, 253),
@@ -142,6 +153,16 @@ def story(story: Story) -> AgentStory:
         exit_code=report.code if report is not None else 0,
         exit_signal=report.signal if report is not None else 0,
     )  # fmt: skip
+
+
+def _syscall(row: SyscallCount) -> Syscall:
+    return Syscall(
+        name=row.name, count=row.count, host_count=row.host_count, host_seconds=row.host_seconds, errors=row.errors
+    )  # fmt: skip
+
+
+def _file(row: OpenedFile) -> Opened:
+    return Opened(path=row.path, mode=row.mode, count=row.count, error=row.error, rule=cut(row.rule, 256))
 
 
 def denial(story: Story, refused: Refused) -> Denial:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 from agentfw.errors import PluginError
-from agentfw.views import WARMUP_BUCKETS, AgentStory
+from agentfw.views import AgentStory
 from msgspec import Meta
 
 from .spread import BUCKETS
@@ -77,7 +77,6 @@ class Totals(_Message, frozen=True):
     dispatch: Histogram = Histogram()
     connect: Histogram = Histogram()
     first_call: Histogram = Histogram()
-    warmup: Annotated[list[Count], Meta(max_length=WARMUP_BUCKETS)] = []
     statistics: Annotated[dict[Id, Real], Meta(max_length=MAX_STATISTICS)] = {}
     """Of other plugins: those of `collector.STATISTICS` that there are."""
 
