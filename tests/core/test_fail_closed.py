@@ -55,6 +55,7 @@ CALLS: dict[str, Call] = {
     "audit": lambda m: m.audit(AuditEvent.about("x")),  # type: ignore[func-returns-value]
     "decided": lambda m: m.decided(AGENT, WHERE, Decision(allowed=True)),  # type: ignore[func-returns-value]
     "job_event": lambda m: m.job_event(JobEvent(time=1.0, kind="x")),  # type: ignore[func-returns-value]
+    "redact": lambda m: m.redact(b"text"),
     "tables": lambda m: m.tables(),
     "exit": lambda m: m.exit(AGENT, ExitReport("code")),  # type: ignore[func-returns-value]
     "statistics": lambda m: m.statistics(),

@@ -366,6 +366,15 @@ class PluginManager:
                 said.append(f"{call.plugin}={result}")
         return tuple(said)
 
+    def redact(self, text: bytes) -> bytes:
+        """Without what must not be written anywhere, of the same length. HookError if a plugin fails: then it must not be."""
+        for call in self._calls["redact"]:
+            if (result := call.now((text,))) is not None:
+                if not isinstance(result, bytes) or len(result) != len(text):
+                    raise call.nonsense(result, ", not as many bytes")
+                text = result
+        return text
+
     def tables(self) -> list[Table]:
         """Of all plugins, in their order; what is no table is logged and left out."""
         return [

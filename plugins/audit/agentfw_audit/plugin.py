@@ -10,7 +10,9 @@ from typing import Any
 
 import msgspec
 from agentfw import Agent, ConfigError, Destination, ExitReport, hookimpl
+from agentfw.errors import AgentfwError
 from agentfw.model_calls import ModelCall
+from agentfw.plugins import PluginManager
 from agentfw.reports import AuditEvent, Decision, ExchangeReport, FlowReport, JobEvent, QuestionReport, shown
 from agentfw.runtime import Runtime
 
@@ -54,6 +56,7 @@ class Plugin:
         self._base = Path()
         self._sees: Callable[[Path], bool] = lambda path: False
         self._writer: Writer | None = None
+        self._plugins: PluginManager | None = None
         self._prepared: LogFile | None = None
         """Of a reload that has not been committed; maybe it never is, for another plugin refused."""
         self._wanted = frozenset(config.events)
@@ -108,6 +111,7 @@ class Plugin:
 
     @hookimpl(tryfirst=True)
     def start(self, runtime: Runtime) -> None:
+        self._plugins = runtime.plugins
         file = runtime.config.file
         self._base = file.parent if file else Path()
         try:
@@ -307,13 +311,30 @@ class Plugin:
 
     def _put(self, line: bytes, limited: str = "", name: str = "") -> None:
         """`limited`: the agent whose share it takes of; "": it is written in any case."""
-        if self._writer is None:
+        if self._writer is None or self._plugins is None:
             return
+        if self._plugins.implemented("redact"):
+            line = self._redacted(line)
         if limited:
             rate, burst = self._config.agent_bytes_per_second, self._config.agent_burst
             if not self._shares.admit(limited, name, len(line), rate, burst, time.monotonic()):
                 return
         self._writer.put(line)
+
+    def _redacted(self, line: bytes) -> bytes:
+        """Without secrets: names, paths and labels are anybody's words. Of one that cannot be looked into is told that it was."""
+        assert self._plugins is not None
+        reason = "what must not be written stood across its fields"
+        try:
+            found = self._plugins.redact(line)
+            if found is not line:
+                msgspec.json.decode(found)
+            return found
+        except AgentfwError as error:
+            reason = shown(str(error))
+        except ValueError:
+            pass
+        return _line(time.time(), "dropped", b"", self._encoder.encode(DroppedLine(lines=1, reason=reason)))
 
     @hookimpl
     def statistics(self) -> dict[str, int | float]:

@@ -347,6 +347,14 @@ class Plugin:
         data = text.encode("latin-1", "replace")
         return Redactor(self._secrets.needles, self._count_echoes)(data, True).decode("latin-1")
 
+    # ---- what is written
+
+    @hookimpl
+    def redact(self, text: bytes) -> bytes | None:
+        """Agents may write secrets that they came by (in a path, in a name) where no request of theirs is looked into."""
+        needles = self._secrets.needles()
+        return Redactor(self._secrets.needles, self._count_echoes)(text, True) if needles.find(text) else None
+
     def _count_echoes(self, number: int) -> None:
         self._counters["echoes_masked"] += number
 
