@@ -40,7 +40,7 @@ def all_checks() -> list[Check]:
     """Every check, in the order to mend them."""
     checks: list[Check] = []
     sources: tuple[Callable[[], Iterator[Check] | list[Check]], ...] = (
-        _platform, kvm_checks, _processor, _kernel, _memory, _limits, _native, _cache,
+        _platform, kvm_checks, _processor, _kernel, _memory, _limits, _native, _cache, _plugins,
     )  # fmt: skip
     for source in sources:
         checks += source()
@@ -229,6 +229,24 @@ def _cache() -> Iterator[Check]:
         yield Check("cache", "ok" if free > 1 << 29 else "warn", f"{directory}, {free >> 20} MiB free")
     else:
         yield Check("cache", "fail", f"cannot write to {directory}", "set XDG_CACHE_HOME to a directory you can write to")
+
+
+def _plugins() -> Iterator[Check]:
+    """What plugins of a pool here find of this machine: their classes' `check_machine(config)` gives status, text and hint."""
+    from ..config import load_config
+    from ..errors import AgentfwError
+    from ..plugins import pool_plugins
+    from ..plugins.loading import plugin_class
+
+    try:
+        config = load_config()
+        for given in pool_plugins(config):
+            name, kind = plugin_class(given)
+            check = getattr(kind, "check_machine", None)
+            for status, detail, hint in check(config) if check is not None else ():
+                yield Check(name, status, detail, hint)
+    except AgentfwError as error:
+        yield Check("configuration", "warn", str(error), getattr(error, "hint", ""))
 
 
 @click.command()

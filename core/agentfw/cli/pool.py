@@ -74,7 +74,7 @@ def start(
     second Ctrl-C kills them. SIGHUP makes it read agentfw.toml again.
     """
     from ..config import Config, load_config
-    from ..plugins import chosen_plugins
+    from ..plugins import pool_plugins
     from .daemon import in_background
     from .service import Service, serve
 
@@ -92,7 +92,7 @@ def start(
     if config_file is not None:
         config_file = config_file.absolute()
     first = load(again=False)
-    chosen = names(plugins) if plugins is not None else chosen_plugins(first)
+    chosen = names(plugins) if plugins is not None else pool_plugins(first)
     service = Service(config=first, plugins=chosen, load=load, as_json=as_json, quiet=quiet, verbose=verbose)
     service.listen()  # what is wrong with it is told before anything is started
     return in_background(service) if daemon else serve(service)

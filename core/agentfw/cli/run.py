@@ -75,6 +75,7 @@ EPILOG = """Examples:
   agentfw run agent.py --ticket 17
   agentfw run --mount ./data:/data:rw --env MODEL=small -m my_agent
   agentfw run -n 20 --stats --plugins dns,tls,policy,credentials agent.py
+  agentfw run -n 200 --dashboard agent.py
 
 \b
 Exit status: the program's; 128+n if signal n ended it (130: Ctrl-C, 137: killed, out of memory);
@@ -96,6 +97,7 @@ Exit status: the program's; 128+n if signal n ended it (130: Ctrl-C, 137: killed
 @click.option("-n", "--count", type=click.IntRange(1, 100_000), default=1, metavar="COUNT", help="Run it so many times at once.")
 @click.option("--python", metavar="PATH", help="The agents' interpreter.  [default: the one agentfw is installed in]")
 @click.option("--snapshot", metavar="NAME", help="Start from a snapshot that `agentfw snapshot` has.")
+@click.option("--dashboard", is_flag=True, help="Show what the agents do on a page, as long as they run.")
 @click.option("--stats", is_flag=True, help="Print what the VMs and plugins counted, at the end, on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document with output, ends and counters instead.")
 @click.option(
@@ -127,6 +129,7 @@ def run(
     count: int,
     python: str | None,
     snapshot: str | None,
+    dashboard: bool,
     stats: bool,
     as_json: bool,
     strace: str | None,
@@ -144,7 +147,7 @@ def run(
     network is what the plugins let through.
     """
     from ..config import FILE_NAME, Config, load_config
-    from ..plugins import chosen_plugins
+    from ..plugins import chosen_plugins, pool_plugins
 
     denials = _logging(quiet, verbose)
     program: list[str] = ctx.meta["program"]
@@ -152,8 +155,9 @@ def run(
         raise click.UsageError("no program: name a script, `-m module`, `-c code` or `-`", ctx)
     config = Config() if no_config else load_config(config_file)
     table = config.run
+    chosen = names(plugins) if plugins is not None else (pool_plugins if dashboard else chosen_plugins)(config)
     options = Options(
-        plugins=names(plugins) if plugins is not None else chosen_plugins(config),
+        plugins=(*chosen, "dashboard") if dashboard and "dashboard" not in chosen else chosen,
         config=config,
         mounts=(*table.mount, *mounts),
         env={**config.run.env, **dict(variable(text) for text in env)},
@@ -337,6 +341,8 @@ async def _run(options: Options, program: Sequence[str], strace: Strace | None) 
         await runtime.start()
         try:
             reloads.begin()
+            for name, url in manager.served_at(login=True).items():
+                say(f"{name}: {url}")
             async with fleet:
                 stop.ready = True
                 results, captured = await _agents(fleet, job, options, writers)

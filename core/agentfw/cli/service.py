@@ -222,9 +222,12 @@ class _Process:
         from .pool import ready_line
 
         info = await router.describe()
-        document = {"version": 1, "pid": os.getpid(), "socket": str(place.path), "workers": len(info.workers)}
+        served = router.runtime.plugins.served_at() if router.runtime is not None else {}
+        document = {"version": 1, "pid": os.getpid(), "socket": str(place.path), "workers": len(info.workers), "served": served}
         if not self._service.quiet:
             say(ready_line(info, place.path, time.monotonic() - self._began))
+            for name, url in served.items():
+                say(f"{name} at {url} (`agentfw {name}` opens it)")
         if self._on_ready is not None:
             self._on_ready(document)
         elif self._service.as_json:

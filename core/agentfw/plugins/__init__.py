@@ -25,7 +25,7 @@ for each call, `watchdog` names who does not return.
 To add a hook: its specification in `hookspecs`, and a method in `manager`.
 """
 
-from .discovery import DEFAULT, GROUP, PluginInfo, available, chosen_plugins, plugin_name
+from .discovery import DEFAULT, GROUP, PluginInfo, available, chosen_plugins, plugin_name, pool_plugins
 from .loading import RESERVED, load_plugins, make_plugin
 from .manager import PluginManager
 
@@ -40,4 +40,5 @@ __all__ = [
     "load_plugins",
     "make_plugin",
     "plugin_name",
+    "pool_plugins",
 ]

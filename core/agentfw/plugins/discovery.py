@@ -25,6 +25,8 @@ GROUP = "agentfw.plugins"
 DEFAULT = ("dns", "tls", "policy", "credentials", "native")
 WITH_TABLE = ("inspect", "audit")
 """These are used besides when agentfw.toml has their table."""
+IN_POOLS = ("inspect", "dashboard")
+"""These are used besides in a pool that is a service (`agentfw pool start`)."""
 OWN = "agentfw"
 """The distribution whose plugins keep their names, whatever else is installed."""
 
@@ -33,9 +35,18 @@ log = logging.getLogger("agentfw.plugins")
 
 def chosen_plugins(config: Config) -> tuple[str, ...]:
     """The plugins that a configuration asks for: those of its [run], else the default ones."""
+    return _chosen(config, {name for name in WITH_TABLE if name in config.tables})
+
+
+def pool_plugins(config: Config) -> tuple[str, ...]:
+    """`chosen_plugins()` for a pool that is a service."""
+    return _chosen(config, {*IN_POOLS, *(name for name in WITH_TABLE if name in config.tables)})
+
+
+def _chosen(config: Config, more: set[str]) -> tuple[str, ...]:
     if config.run.plugins is not None:
         return config.run.plugins
-    return (*DEFAULT, *(name for name in WITH_TABLE if name in config.tables))
+    return (*DEFAULT, *(name for name in dict.fromkeys((*WITH_TABLE, *IN_POOLS)) if name in more))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from .. import hookspecs
 from ..config import is_path
 from ..errors import AgentfwError, ConfigError, PluginError
 from ..texts import why
-from .discovery import available, chosen_plugins, entry_point, plugin_name
+from .discovery import available, chosen_plugins, entry_point, plugin_name, pool_plugins
 from .manager import PluginManager
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def load_plugins(names: Sequence[str], config: Config) -> PluginManager:
     for name in names:
         manager.add(*make_plugin(name, config))
     manager.compile()
-    manager.from_config = tuple(names) == chosen_plugins(config)
+    manager.chosen_by = next((choose for choose in (chosen_plugins, pool_plugins) if tuple(names) == choose(config)), None)
     return manager
 
 

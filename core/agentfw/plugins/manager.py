@@ -32,7 +32,7 @@ from ..reports import Decision, Table
 from ..texts import shown, why
 from . import tracing
 from .calling import Call, Tracer
-from .discovery import available, chosen_plugins
+from .discovery import available
 from .failures import FailureLog
 from .fitting import check_fit
 from .limits import Limits, hook_names
@@ -49,9 +49,7 @@ if TYPE_CHECKING:
     from ..runtime import Runtime
     from ..upstream import TlsInfo, TlsRequest, Upstream
 
-TELLING = frozenset(
-    {"audit", "decided", "dispatched", "exchange_end", "flow_end", "job_event", "model_call", "question_end"}
-)
+TELLING = frozenset({"audit", "decided", "dispatched", "exchange_end", "flow_end", "job_event", "model_call", "question_end"})
 """Hooks that decide nothing, so that who is not called misses nothing but news."""
 MAX_DECISIONS = 1024
 """Kept for being told again: one for each rule that permits something."""
@@ -68,8 +66,8 @@ class PluginManager:
         from ..config import Config
 
         self.config = config or Config()
-        self.from_config = False
-        """Which plugins there are is what `[run] plugins` says."""
+        self.chosen_by: Callable[[Config], tuple[str, ...]] | None = None
+        """What says, of a configuration, which plugins there shall be; None: whoever made this named them."""
         self._pluggy = pluggy.PluginManager("agentfw")
         self._pluggy.add_hookspecs(hookspecs)
         self._named: dict[str, object] = {}
@@ -404,6 +402,21 @@ class PluginManager:
             except Exception as error:
                 raise PluginError(f"plugin `{name}` failed in check_guest(): {why(error)}") from error
 
+    def served_at(self, *, login: bool = False) -> dict[str, str]:
+        """By plugin: the URL where it serves people, of those that do (method `served_at(login)`). `login`: one that lets in
+        whoever follows it, once."""
+        found: dict[str, str] = {}
+        for name, plugin in self._named.items():
+            try:
+                method = getattr(plugin, "served_at", None)
+                url = method(login) if method is not None else ""
+            except Exception as error:
+                log.error("plugin `%s` failed in served_at(): %s", name, why(error))
+                continue
+            if isinstance(url, str) and url:
+                found[name] = url
+        return found
+
     def reload(self, config: Config) -> list[str]:
         """Go on with `config`; -> the tables that changed. ConfigError or PluginError: all is as it was. HookError: a plugin
         broke its word amid it (`Prepared.commit()`)."""
@@ -417,7 +430,7 @@ class PluginManager:
         return self._prepared(config).changed
 
     def _prepared(self, config: Config) -> Prepared:
-        if self.from_config and chosen_plugins(config) != chosen_plugins(self.config):
+        if self.chosen_by is not None and self.chosen_by(config) != self.chosen_by(self.config):
             raise config.error("run.plugins", "other plugins, or another order, need a restart")
         config.check_tables({*available(), *self.names})
         return Prepared(self, config)

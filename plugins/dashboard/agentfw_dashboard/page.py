@@ -42,7 +42,7 @@ class Page:
         """Why it does not listen though it should."""
         self._runtime = runtime
         self._file = None if beside is None else beside.with_name(f"{beside.name}.dashboard-token")
-        self._made: tuple[int, int] | None = None
+        self._made: tuple[int, int, int] | None = None
         self._own_token = secrets.token_urlsafe(32).encode()
         token = self._token(config)
         self.server = WebServer(source, Access(token), files=load(STATIC), door=Door.of(config.names, config.url), output=output,
@@ -172,14 +172,12 @@ class Page:
             return
         if self._made is not None:
             return
-        with contextlib.suppress(FileNotFoundError):
-            self._file.unlink()  # of a pool that was killed; the place is locked by this one
         try:
+            self._file.unlink(missing_ok=True)  # of a pool that was killed; the place is locked by this one
             descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                found = os.fstat(descriptor)
-                self._made = found.st_dev, found.st_ino
+            with os.fdopen(descriptor, "wb", buffering=0) as file:
                 file.write(self._own_token + b"\n")
+                self._made = _which(os.fstat(descriptor))
         except OSError as error:
             raise ConfigError("dashboard.token_file", f"{self._file} cannot be written: {error.strerror}") from None
 
@@ -189,6 +187,10 @@ class Page:
         if made is None or self._file is None:
             return
         with contextlib.suppress(OSError):
-            found = self._file.lstat()
-            if (found.st_dev, found.st_ino) == made:
+            if _which(self._file.lstat()) == made:
                 self._file.unlink()
+
+
+def _which(found: os.stat_result) -> tuple[int, int, int]:
+    """The file, and as it was written: the number alone may be given again."""
+    return found.st_dev, found.st_ino, found.st_mtime_ns

@@ -10,8 +10,10 @@ from agentfw.pool.jobs import PoolError
 from agentfw.runtime import Runtime
 from agentfw.texts import shown
 
+from . import machine
 from .collector import Collector
 from .config import Config
+from .numbers import metrics_of
 from .observatory import Observatory
 from .output import tail_of
 from .page import Page
@@ -28,6 +30,8 @@ class Plugin(Collector):
     api = "1.1"
     config_type = Config
     api_local = frozenset({"address"})
+
+    check_machine = staticmethod(machine.check)
 
     def __init__(self, config: Config) -> None:
         super().__init__(config.memory_bytes, config.ended)
@@ -60,7 +64,14 @@ class Plugin(Collector):
         await self.observatory.start()
         backend = runtime.pool.backend if runtime.pool is not None and runtime.pool.role == "router" else None
         output = None if backend is None else tail_of(backend)
-        page = Page(self._config, runtime, self.source or self.observatory, beside=getattr(backend, "place", None), output=output)
+        page = Page(
+            self._config,
+            runtime,
+            self.source or self.observatory,
+            beside=getattr(backend, "place", None),
+            output=output,
+            metrics=metrics_of(runtime),
+        )
         await page.start()
         self.page = page
 
@@ -88,6 +99,12 @@ class Plugin(Collector):
             "bytes": self.size,
         }
         return kept if self.page is None else {**kept, **self.page.counters()}
+
+    def served_at(self, login: bool) -> str:
+        """The page's URL, or one that lets in who follows it, once; "" if there is none."""
+        if self.page is None:
+            return ""
+        return self.page.login_url() if login else self.page.url
 
     async def answer_router(self, body: bytes) -> bytes:
         """In a worker: an `Ask` or an `AskStory` of the router's. PluginError for nonsense."""

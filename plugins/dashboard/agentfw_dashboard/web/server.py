@@ -68,14 +68,14 @@ _SINCE = re.compile(r"[0-9]{1,18}\Z")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Output = Callable[[str], Awaitable[OutputTail]]
-Metrics = Callable[[str], Awaitable[tuple[str, str]]]
+Metrics = Callable[[str], Awaitable[tuple[bytes, str]]]
 
 log = logging.getLogger("agentfw.dashboard")
 
 
 class WebServer:
     """`files`: the page's, by path; "index.html" is the page. `output`: of a job (PoolError "no_such_job"); `metrics`: for an
-    `Accept` field, text and its type. `door`: whose requests are looked at. `period`: seconds between events."""
+    `Accept` field, the text and its type. `door`: whose requests are looked at. `period`: seconds between events."""
 
     def __init__(
         self,
@@ -277,13 +277,13 @@ class WebServer:
     async def _tail(self, request: web.Request) -> web.Response:
         if self._output is None:
             raise PoolError("not_found", "no output is kept here: the agents' goes to the terminal")
-        return _json(Answer(msgspec.json.encode(await self._output(_agent_id(request)))))
+        return _json(await self.shared.output(self._output, _agent_id(request)))
 
     async def _numbers(self, request: web.Request) -> web.Response:
         if self._metrics is None:
             raise PoolError("not_found", "there are no metrics here")
-        text, kind = await self._metrics(request.headers.get("Accept", ""))
-        return web.Response(body=text.encode(), headers={"Content-Type": kind})
+        found = await self.shared.metrics(self._metrics, ",".join(request.headers.getall("Accept", [])))
+        return web.Response(body=found.data, headers={"Content-Type": found.kind})
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})

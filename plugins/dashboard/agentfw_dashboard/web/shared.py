@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 from agentfw.pool.jobs import PoolError
-from agentfw.views import AgentStory, AgentTable, Loaded, Overview
+from agentfw.views import AgentStory, AgentTable, Loaded, OutputTail, Overview
 
 FRESH = 0.9
 """Seconds for which an answer is given again."""
@@ -20,6 +20,8 @@ MAX_KEPT = 64
 AT_ONCE = 8
 """Collections that run at one time; more wait."""
 MAX_WAITING = 256
+LONGEST_ACCEPT = 256
+"""Characters of an `Accept` field that tell two questions apart."""
 
 
 class Source(Protocol):
@@ -36,11 +38,12 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """As JSON. `since`: a table's."""
+    """As JSON, or of another `kind`. `since`: a table's."""
 
     data: bytes
     since: int = 0
     whole: bool = False
+    kind: str = "application/json"
 
 
 @dataclass(slots=True)
@@ -51,7 +54,7 @@ class _Kept:
 
 
 class Shared:
-    """Around a source; all its methods return JSON. PoolError "unavailable" if nothing comes in time, or too many ask."""
+    """Around a source. PoolError "unavailable" if nothing comes in time, or too many ask."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -93,6 +96,23 @@ class Shared:
             return Answer(msgspec.json.encode(await self._source.loaded()))
 
         return await self._one("loaded", None, ask)
+
+    async def output(self, output: Callable[[str], Awaitable[OutputTail]], agent_id: str) -> Answer:
+        """The end of what it wrote. PoolError "no_such_job"."""
+
+        async def ask() -> Answer:
+            return Answer(msgspec.json.encode(await output(agent_id)))
+
+        return await self._one("output", agent_id, ask)
+
+    async def metrics(self, metrics: Callable[[str], Awaitable[tuple[bytes, str]]], accept: str) -> Answer:
+        """In the format that an `Accept` field wants."""
+
+        async def ask() -> Answer:
+            data, kind = await metrics(accept)
+            return Answer(data, kind=kind)
+
+        return await self._one("metrics", accept[:LONGEST_ACCEPT], ask)
 
     async def close(self) -> None:
         """Idempotent."""
