@@ -61,12 +61,12 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             point = plugin_commands().get(cmd_name)
-            return None if point is None else _plugin_command(point)
+            return None if point is None else _with_variables(_plugin_command(point), cmd_name)
         from importlib import import_module
 
         module, attribute = COMMANDS[cmd_name]
         command: click.Command = getattr(import_module(module if module.startswith(".") else f".{module}", __name__), attribute)
-        return command
+        return _with_variables(command, cmd_name)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
@@ -76,6 +76,17 @@ class Commands(click.Group):
             near = did_you_mean(name, self.list_commands(ctx))
             raise Hinted(f"no command `{name}`", near or "see `agentfw --help`")
         return super().resolve_command(ctx, args)
+
+
+def _with_variables(command: click.Command, *path: str) -> click.Command:
+    """Variables are named as options are: `run --json` is AGENTFW_RUN_JSON, whatever its argument is called in Python."""
+    for name, inner in getattr(command, "commands", {}).items():
+        _with_variables(inner, *path, name)
+    for option in command.params:
+        if isinstance(option, click.Option) and option.envvar is None:
+            word = max(option.opts, key=len).lstrip("-")
+            option.envvar = "_".join(("AGENTFW", *path, word)).upper().replace("-", "_")
+    return command
 
 
 def _plugin_command(point: importlib_metadata.EntryPoint) -> click.Command:
