@@ -24,10 +24,9 @@ def test_every_command(name: str) -> None:
 
 
 def test_exit_statuses_agree() -> None:
-    for name in ("README.md", "docs/reference/exit-codes.md"):
-        text = (ROOT / name).read_text()
-        for status in ("124", "125", "126", "127", "128+n"):
-            assert f"| {status} |" in text, (name, status)
+    text = (ROOT / "docs/reference/exit-codes.md").read_text()
+    for status in ("124", "125", "126", "127", "128+n"):
+        assert f"| {status} |" in text, status
 
 
 def test_the_examples_configuration_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,19 +36,3 @@ def test_the_examples_configuration_is_valid(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("OPENAI_API_KEY", "sk-real-0123456789")
     config = load_config(ROOT / "examples/agentfw.toml")
     assert load_plugins(config.run.plugins or DEFAULT, config).names == ["dns", "tls", "policy", "credentials"]
-
-
-@pytest.mark.parametrize("name", ["README.md", "docs/getting-started.md"])
-def test_configurations_in_the_text_are_valid(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from agentfw.config import load_config
-    from agentfw.plugins import DEFAULT, load_plugins
-
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-real-0123456789")
-    monkeypatch.setenv("MODEL_KEY", "sk-mock-key")
-    blocks = [block for block in re.findall(r"(?:^    .*\n|\n)+", (ROOT / name).read_text(), re.MULTILINE) if "[policy]" in block]
-    assert blocks
-    for block in blocks:
-        text = "\n".join(line[4:] for line in block.strip("\n").splitlines())
-        tomllib.loads(text)
-        (tmp_path / "agentfw.toml").write_text(text)
-        load_plugins(DEFAULT, load_config(tmp_path / "agentfw.toml"))

@@ -18,10 +18,12 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code. `language`: what stands behind the fence, "" for an indented one; `line`: of the file, from 1."""
+    """A block of code. `language` and `name` (of the file that it is): what stands behind the fence, "" for an indented one;
+    `line`: of the page, from 1."""
 
     page: Path
     language: str
+    name: str
     text: str
     line: int
 
@@ -38,7 +40,8 @@ def tokens(page: Path) -> list[Token]:
 def blocks(page: Path) -> Iterator[Block]:
     for token in tokens(page):
         if token.type in ("fence", "code_block") and token.map:
-            yield Block(page, token.info.strip(), token.content, token.map[0] + (2 if token.type == "fence" else 1))
+            language, _, name = token.info.strip().partition(" ")
+            yield Block(page, language, name.strip(), token.content, token.map[0] + (2 if token.type == "fence" else 1))
 
 
 def inline(page: Path) -> Iterator[Token]:

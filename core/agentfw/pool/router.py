@@ -350,7 +350,7 @@ class Router:
         running = counts["starting"] + counts["running"]
         return {
             **{f"pool.{name}": counts[name] for name in ("queued", "starting", "running")},
-            **{f"pool.state.{name}": name == self._state for name in STATES},
+            **{f"pool.state.{name}": float(name == self._state) for name in STATES},  # true and false are no numbers in JSON
             **self._counting.tenants(self.pool.tenants, len(waiting), running, waiting.waiting, waiting.running),
             "pool.kept": counts["done"],
             "pool.done": self.book.finished,

@@ -91,7 +91,8 @@ class Environment(Source):
         super().__init__(f"env:{variable}")
         value = environment.get(variable)
         if value is None:
-            raise ConfigError("value", f"the environment variable {variable} is not set")
+            hint = f"set it where agentfw is started: `export {variable}=...`; or name another source, as ${{file:PATH}}"
+            raise ConfigError("value", f"the environment variable {variable} is not set", hint=hint)
         self._value = check_secret(value, f"the environment variable {variable}")
 
 
