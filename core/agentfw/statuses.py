@@ -25,7 +25,7 @@ PROGRAMS = (
 OTHERS = (
     ("0", "done; of those that check something: all is well"),
     ("1", "what was asked is not so: `doctor` (the machine cannot run agents), `pool status` (none runs), `policy check` (not "
-     "valid), `policy explain` (one is denied)"),
+     "valid), `policy explain` (one is denied), `audit` (some lines could not be read)"),
     ("2", "a bad command line"),
     (f"{TIME_OUT}", "`pool drain --timeout`: jobs still run"),
     (f"{OWN_FAULT}", "it could not be done; stderr says why"),

@@ -156,7 +156,7 @@ TOML = re.compile(r"\A\s*(#.*\n\s*)*\[+[a-z]")
 def configurations() -> list[Block]:
     found = [block for page in PAGES for block in blocks(page)]
     return [block for block in found if (block.language == "toml" or (not block.language and TOML.match(block.text)))
-            and "[project" not in block.text and "[tool" not in block.text]  # fmt: skip
+            and "[project" not in block.text and "[tool" not in block.text and "[sources." not in block.text]  # fmt: skip
 
 
 @cache
