@@ -12,6 +12,7 @@ import pytest
 from agentfw.pool.jobs import PoolError
 from agentfw.views import AgentStory, AgentTable, Loaded, OutputTail, Overview
 from agentfw_dashboard.web import server as web_server
+from agentfw_dashboard.web.door import Door
 from agentfw_dashboard.web.files import File, load
 
 from tests.core.support import async_test
@@ -272,3 +273,11 @@ def test_files_are_those_that_a_page_has_a_use_for(tmp_path: Any) -> None:
     (tmp_path / ".hidden.js").write_text("x")
     (tmp_path / "link.txt").symlink_to("/etc/passwd")
     assert list(load(tmp_path)) == ["js/app.js"]
+
+
+@async_test
+async def test_the_cookie_of_those_who_come_by_https_is_for_that_only() -> None:
+    async with served(files=PAGE, door=Door.of(url="https://dash.example")) as found, aiohttp.ClientSession() as session:
+        for host, secure in (("dash.example", True), (f"127.0.0.1:{found.port}", False)):
+            async with session.get(found.login(), headers={"Host": host}) as response:
+                assert ("Secure" in response.headers["Set-Cookie"]) is secure

@@ -45,10 +45,10 @@ class Door:
         outer = urlsplit(url).hostname if url else None
         return cls(frozenset(name.lower() for name in (*names, *([outer] if outer else []))), url.lower().rstrip("/"))
 
-    @property
-    def secure(self) -> bool:
-        """People come by HTTPS only."""
-        return self.url.startswith("https:")
+    def is_secure(self, host: str) -> bool:
+        """Whoever names this host has come by HTTPS: it is that of the proxy before us."""
+        found = urlsplit(self.url)
+        return found.scheme == "https" and host.lower() == found.netloc
 
     def check(self, headers: Headers, address: str, *, page: bool = False) -> Arrival:
         """PoolError "forbidden". `address`: the numeric one that the request came to; `page`: it is for a page of ours, which
@@ -90,7 +90,7 @@ class Door:
         port = f":{DEFAULT_PORTS[scheme]}"
         if rest.removesuffix(port) != host.removesuffix(port):
             return False
-        return scheme == "http" or (self.secure and origin.removesuffix(port) == self.url.removesuffix(port))
+        return scheme == "http" or (self.url.startswith("https:") and origin.removesuffix(port) == self.url.removesuffix(port))
 
 
 def bearer(headers: Headers) -> str | None:

@@ -232,29 +232,34 @@ class WebServer:
         code = request.query.get("code", "")
         if request.method == "HEAD" or not code:
             return login.page("", status=200)
-        return self._let_in(self.access.spend(code))
+        return self._let_in(request, self.access.spend(code))
 
     async def _login(self, request: web.Request) -> web.Response:
         async with asyncio.timeout(BODY_SECONDS):
             body = await request.post()
         given = body.get("token", "")
         given = given.strip() if isinstance(given, str) else ""
-        return self._let_in(self.access.is_token(given) or self.access.spend(given))
+        return self._let_in(request, self.access.is_token(given) or self.access.spend(given))
 
-    def _let_in(self, good: bool) -> web.Response:
+    def _let_in(self, request: web.Request, good: bool) -> web.Response:
         if not good:
             return login.page("That code or token is not good (any more). `agentfw dashboard` makes a new code.")
         self.logins += 1
         response = login.onward()
         response.set_cookie(
-            self.access.cookie, self.access.new_session(), httponly=True, samesite="Strict", secure=self.door.secure, path="/"
+            self.access.cookie,
+            self.access.new_session(),
+            httponly=True,
+            samesite="Strict",
+            secure=self.door.is_secure(request.headers["Host"]),
+            path="/",
         )
         return response
 
     async def _logout(self, request: web.Request) -> web.Response:
         self.access.end_session(request.cookies.get(self.access.cookie, ""))
         response = login.onward()
-        response.del_cookie(self.access.cookie, path="/", httponly=True, samesite="Strict", secure=self.door.secure)
+        response.del_cookie(self.access.cookie, path="/", httponly=True, samesite="Strict")
         return response
 
     # -- data
