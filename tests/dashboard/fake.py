@@ -154,7 +154,7 @@ class FakeObservatory:
                     version="0.1.0",
                     hooks=["allow", "guest_rules", "request_start"],
                     table='default = "deny"\nrules = [\n  { allow = "*.anthropic.com:443" },\n  { allow = "pypi.org:443" },\n]\n',
-                    counters={"allowed": 18342.0, "denied": float(self._denials)},
+                    counters={"allowed": 18342.0, "denied": float(self._denials), "limited": 0.0, "seconds.bucket.1": 3.0},
                 ),
                 LoadedPlugin(
                     name="dns", version="0.1.0", hooks=["resolve"], table="max_names = 65536\n", counters={"hits": 97123.0}

@@ -20,6 +20,7 @@ from .limits import Account, Exhausted, Limits
 from .profiles import DEFAULT, Policy, Profile
 from .reporting import Reports
 from .rules import Finding, Rule, RuleSet
+from .words import in_words
 
 MAX_ENDED = 1024
 """Agents that ended last, for which nothing is kept any more."""
@@ -70,6 +71,10 @@ class Plugin:
         """Rules with where they are written, in `_places_of`, by key and title."""
         self._places_of: File | None = None
         self._counters: Counter[str] = Counter(allowed=0, denied=0, requests=0, requests_denied=0, limited=0, reported=0)
+
+    def in_words(self) -> str:
+        """The rules in force, for people (the dashboard shows them)."""
+        return in_words(self._policy)
 
     # -- lifecycle
 

@@ -6,7 +6,8 @@ import asyncio
 import re
 from pathlib import Path
 
-from agentfw.views import AgentRow, AgentStory, Overview
+from agentfw.views import AgentRow, AgentStory, Loaded, Overview
+from msgspec.structs import replace
 from playwright.sync_api import Page, expect
 
 from ..fake import FakeObservatory
@@ -188,6 +189,24 @@ def test_what_is_loaded(open_page: Open, fleet: Serving) -> None:
     expect(page.locator(".loaded")).to_contain_text("deny everything but")
     page.locator(".plugins summary").first.click()
     expect(page.locator(".plugins details pre").first).to_contain_text("*.anthropic.com:443")
+
+
+class Untold(FakeObservatory):
+    """No plugin says its rules in words; `first`: of its plugins those from there on are loaded."""
+
+    first = 0
+
+    async def loaded(self) -> Loaded:
+        loaded = await super().loaded()
+        return replace(loaded, policy="", plugins=loaded.plugins[self.first :])
+
+
+def test_a_policy_that_is_not_told_is_not_called_none(open_page: Open, serve: Serve) -> None:
+    for first, said in ((0, "is decided by policy"), (1, "No plugin restricts")):
+        fake = Untold(1, hostile_names=False)
+        fake.first = first
+        page = live(open_page(serve(fake), "#/loaded"))
+        expect(page.locator(".loaded .card").first).to_contain_text(said)
 
 
 def test_a_pool_without_agents(open_page: Open, serve: Serve) -> None:

@@ -2,7 +2,7 @@
 
 import { ran, statePill } from "./columns.js";
 import { clear, el, keyed, setAttribute, setText } from "./dom.js";
-import { age, bytes, clock, compact, count, duration, money, NONE } from "./format.js";
+import { age, bytes, clock, compact, counter, duration, money, NONE } from "./format.js";
 import { last } from "./agents.js";
 import { Output } from "./output.js";
 import { go, hashOf, replace } from "./route.js";
@@ -135,7 +135,7 @@ export class Agent {
         setText(report, harmlessLines(story.exit_text));
         const entries = Object.entries(story.counters);
         none.hidden = entries.length > 0;
-        pairs(counters, entries.map(([name, value]) => [harmless(name, 60), count(value)]));
+        pairs(counters, entries.map(([name, value]) => [harmless(name, 60), counter(name, value)]));
       },
     };
   }

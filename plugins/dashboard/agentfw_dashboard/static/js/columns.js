@@ -49,7 +49,7 @@ function column(key, label, width, kind, get, show, extra = {}) {
 }
 
 export const COLUMNS = [
-  column("name", "Agent", 190, "text", (row) => row.name, () => "", {
+  column("name", "Agent", 176, "text", (row) => row.name, () => "", {
     fill: (cell, row) => {
       if (cell.of === row.name) return;
       cell.of = row.name;
@@ -58,14 +58,14 @@ export const COLUMNS = [
       cell.title = harmless(row.name, 400);
     },
   }),
-  column("state", "State", 100, "text", (row) => row.state, () => "", { fill: statePill, title: "State, and how it ended" }),
+  column("state", "State", 94, "text", (row) => row.state, () => "", { fill: statePill, title: "State, and how it ended" }),
   column("id", "Job", 150, "text", (row) => row.id, (row) => harmless(row.id, 40)),
-  column("tenant", "Tenant", 92, "text", (row) => row.tenant, (row) => harmless(row.tenant, 40)),
+  column("tenant", "Tenant", 84, "text", (row) => row.tenant, (row) => harmless(row.tenant, 40)),
   column("template", "Template", 100, "text", (row) => row.template, (row) => harmless(row.template, 40)),
   column("labels", "Labels", 190, "map", (row) => row.labels, (row) => labelsText(row), { title: "Labels" }),
   column("worker", "Worker", 78, "number", (row) => row.worker, (row) => count(row.worker)),
   column("submitted", "Submitted", 96, "seconds", (row) => row.submitted, (row) => clock(row.submitted)),
-  column("age", "Ran", 92, "seconds", (row) => ran(row), (row) => age(ran(row)), { title: "Seconds that it has run" }),
+  column("age", "Ran", 86, "seconds", (row) => ran(row), (row) => age(ran(row)), { title: "Seconds that it has run" }),
   column("model_calls", "Calls", 64, "number", (row) => row.model_calls, (row) => compact(row.model_calls), { title: "Model calls" }),
   column("input_tokens", "Tokens in", 86, "number", (row) => row.input_tokens, (row) => compact(row.input_tokens)),
   column("output_tokens", "Tokens out", 92, "number", (row) => row.output_tokens, (row) => compact(row.output_tokens)),
@@ -85,7 +85,7 @@ export const COLUMNS = [
   column("exits", "Exits", 80, "number", (row) => row.exits, (row) => compact(row.exits), { title: "Exits of its VM to the host" }),
   column("down", "In", 80, "bytes", (row) => row.bytes_down, (row) => bytes(row.bytes_down), { title: "Bytes received" }),
   column("up", "Out", 80, "bytes", (row) => row.bytes_up, (row) => bytes(row.bytes_up), { title: "Bytes sent" }),
-  column("last", "Last", 150, "text", (row) => row.last, (row) => harmless(row.last, 80), { title: "What it did last" }),
+  column("last", "Last", 136, "text", (row) => row.last, (row) => harmless(row.last, 80), { title: "What it did last" }),
   column("last_at", "When", 96, "seconds", (row) => row.last_at, (row) => ago(row.last_at, store.now()), { title: "When it did something last" }),
 ];
 

@@ -62,6 +62,13 @@ export function age(seconds) {
   return seconds < 60 ? `${Math.max(0, Math.floor(seconds))} s` : duration(seconds);
 }
 
+/** A counter by what its name says it is in. */
+export function counter(name, value) {
+  if (name.endsWith("_ns")) return duration(value / 1e9);
+  if (/(^|_)bytes(_|$)|^memory_/.test(name)) return bytes(value);
+  return count(value);
+}
+
 export function percent(share) {
   if (!known(share)) return NONE;
   const value = share * 100;

@@ -37,18 +37,27 @@ export class Loaded {
       el("p.muted", {}, loaded.file ? "Configuration: " : "No configuration file: all is as it is built in.", loaded.file ? el("code", {}, harmless(loaded.file, 300)) : null),
       el("section.card", { "aria-labelledby": "policy-title" },
         el("header", {}, el("h2", { id: "policy-title" }, "Policy")),
-        loaded.policy ? el("pre.output.wrap", { tabindex: 0, "aria-label": "Policy" }, harmlessLines(loaded.policy)) : el("p.empty", {}, "No policy is loaded: agents may reach everything")),
+        loaded.policy ? el("pre.output.wrap", { tabindex: 0, "aria-label": "Policy" }, harmlessLines(loaded.policy)) : el("p.empty", {}, this.#unsaid(loaded))),
       el("h2", {}, "Plugins, in calling order"),
       el("ol.plugins", {}, ...loaded.plugins.map((plugin, at) => this.#plugin(plugin, at + 1))),
     );
   }
 
+  /** Plugins that decide need not say how. */
+  #unsaid(loaded) {
+    const deciding = loaded.plugins.filter((plugin) => plugin.hooks.includes("allow")).map((plugin) => nameOf(plugin.name, 60));
+    return deciding.length ? `What agents may reach is decided by ${deciding.join(", ")}` : "No plugin restricts what agents may reach";
+  }
+
   #plugin(plugin, place) {
-    const counters = Object.entries(plugin.counters);
+    const all = Object.entries(plugin.counters).filter(([name]) => !name.includes(".bucket."));
+    const counters = all.filter(([, value]) => value !== 0);
+    const zeros = all.filter(([, value]) => value === 0).map(([name]) => harmless(name, 60));
     return el("li.card", {},
       el("header", {}, el("h3", {}, el("span.place", { "aria-hidden": "true" }, String(place)), el("bdi", {}, nameOf(plugin.name, 80))), el("span.muted", {}, harmless(plugin.version, 40))),
       plugin.hooks.length ? el("ul.hooks", { "aria-label": "Hooks" }, ...plugin.hooks.map((hook) => el("li.mono", {}, harmless(hook, 80)))) : null,
-      counters.length ? el("dl.facts", {}, ...counters.map(([name, value]) => el("div", {}, el("dt", {}, harmless(name, 60)), el("dd", {}, compact(value))))) : null,
+      counters.length ? el("dl.counters", {}, ...counters.map(([name, value]) => el("div", {}, el("dt", {}, harmless(name, 60)), el("dd", {}, compact(value))))) : null,
+      zeros.length ? el("details", {}, el("summary", {}, `Zero: ${zeros.length} counters`), el("p.muted", {}, zeros.join(", "))) : null,
       plugin.table ? el("details", {}, el("summary", {}, "Table"), el("pre.output.wrap", { tabindex: 0, "aria-label": "Table" }, harmlessLines(plugin.table))) : null,
     );
   }
