@@ -24,6 +24,7 @@ from agentfw_vmm import Cell, CellConfig, CellError, GuestFlow, VmExit
 
 from .errors import AgentfwError
 from .guestfs import GUEST_CODE, Interpreter, View
+from .texts import shown
 
 FORMAT = 2
 """Part of every key: raise it when something that the key does not see changes."""
@@ -372,7 +373,9 @@ async def build(template: Template, key: bytes, path: Path, log: Callable[[str],
         raise TemplateError(f"Python was not ready in the VM after {BUILD_SECONDS:.0f} s", "run `agentfw run -v` to see more")
     reason = next((line.removeprefix("agentfw: ") for line in lines if line.startswith("agentfw: ")), "")
     if reason:
-        raise TemplateError(reason, status=126)
+        here = f"the agents' Python is {shown(template.interpreter.executable, 200)}"
+        hint = f"{here}: install it there, or name another with `--python`" if "ModuleNotFoundError" in reason else here
+        raise TemplateError(reason, hint, status=126)
     raise TemplateError(f"Python did not start in the VM: {lines[-1] if lines else builder.ended.result()}")
 
 

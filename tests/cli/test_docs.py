@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click
@@ -34,3 +35,31 @@ def test_the_examples_configuration_is_valid(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("OPENAI_API_KEY", "sk-real-0123456789")
     config = load_config(ROOT / "examples/agentfw.toml")
     assert load_plugins(config.run.plugins or DEFAULT, config).names == ["dns", "tls", "policy", "credentials"]
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ('[policy]\nallow = "x"\n', "see `agentfw plugins show policy` for what its table may hold"),
+        ("[run]\nmemory = 512\n", "see docs/reference/configuration.md for what the file may hold"),
+        ('[[credentials.rule]]\nhost = "a.example"\nheader = "x"\nvalue = "${env:NO_SUCH_KEY}"\n', "`export NO_SUCH_KEY=...`"),
+    ],
+)
+def test_what_is_wrong_in_the_file_comes_with_a_place_to_look(
+    text: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from agentfw.cli import main
+
+    (tmp_path / "agentfw.toml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "-c", "0"])
+    assert ended.value.code == 125 and f"\n\nhint: {hint}" in capsys.readouterr().err.replace(
+        "set it where agentfw is started: ", ""
+    )
+
+
+def test_the_page_that_hints_name_is_there() -> None:
+    text = "".join(file.read_text() for file in (ROOT / "core/agentfw").rglob("*.py"))
+    named = set(re.findall(r"docs/[\w/-]+\.md", text))
+    assert named and not [name for name in named if not (ROOT / name).is_file()]

@@ -462,7 +462,9 @@ def test_preload(agentfw: Agentfw, tmp_path: Path) -> None:
     assert agentfw(*RUN, "--preload", "sqlite3", "x.py").stdout == "True False\n"
     done = agentfw(*RUN, "--preload", "no_such_module", "x.py")
     assert done.returncode == 126
-    assert done.stderr == "error: cannot preload `no_such_module`: ModuleNotFoundError: No module named 'no_such_module'\n"
+    error, hint = done.stderr.split("\n\nhint: ")
+    assert error == "error: cannot preload `no_such_module`: ModuleNotFoundError: No module named 'no_such_module'"
+    assert hint.startswith("the agents' Python is /") and hint.endswith("install it there, or name another with `--python`\n")
 
 
 def test_a_rehearsal_tells_which_pages_to_populate(agentfw: Agentfw, tmp_path: Path) -> None:

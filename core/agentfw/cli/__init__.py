@@ -227,8 +227,17 @@ def hint_for(error: AgentfwError) -> str:
     if isinstance(error, HookError) and error.__cause__ is not None:
         return _where(error.__cause__)
     if isinstance(error, ConfigError) and error.file:
-        return "see docs/reference/configuration.md for what the file may hold"
+        return _what_a_table_holds(error.key.partition(".")[0])
     return ""
+
+
+def _what_a_table_holds(table: str) -> str:
+    """A plugin says it itself, wherever agentfw was installed from; of the others the documentation does."""
+    from ..plugins.discovery import available
+
+    if table in available():
+        return f"see `agentfw plugins show {table}` for what its table may hold"
+    return "see docs/reference/configuration.md for what the file may hold"
 
 
 def _lower(text: str) -> str:

@@ -168,4 +168,4 @@ def make_oauth(configs: Mapping[str, OAuthConfig], name: str, secret: Source) ->
     try:
         return OAuth(name, configs[name], secret)
     except ConfigError as error:
-        raise ConfigError(f"oauth.{name}.{error.key}", error.message) from None
+        raise ConfigError(f"oauth.{name}.{error.key}", error.message, hint=error.hint) from None

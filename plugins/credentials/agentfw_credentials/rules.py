@@ -198,7 +198,7 @@ def _keyed(key: str, make: Callable[[], Template]) -> Template:
 
 
 def _raise(key: str, error: ConfigError) -> NoReturn:
-    raise ConfigError(key, error.message) from None
+    raise ConfigError(key, error.message, hint=error.hint) from None
 
 
 def _header(text: str) -> str:
