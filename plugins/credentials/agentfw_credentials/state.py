@@ -34,7 +34,7 @@ class State:
                 rule = Rule(each, self._source, i)
             except ConfigError as error:
                 key = error.key if error.key.startswith(("command.", "oauth.")) else f"rule.{i}.{error.key}".rstrip(".")
-                raise ConfigError(key, error.message) from None
+                raise ConfigError(key, error.message, hint=error.hint) from None
             rules = self.rules.setdefault((rule.host, rule.port), [])
             for other in rules:
                 if (other.slot, other.path, other.labels) == (rule.slot, rule.path, rule.labels):
@@ -79,7 +79,7 @@ class State:
         except ConfigError as error:
             if error.key != "value":
                 raise
-            raise ConfigError(f"oauth.{name}.client_secret", error.message) from None
+            raise ConfigError(f"oauth.{name}.client_secret", error.message, hint=error.hint) from None
         finally:
             self._parents.discard(name)
         if len(template.parts) != 1 or not template.sources:

@@ -56,7 +56,7 @@ def load(config: TlsConfig, base: Path) -> Loaded:
         try:
             made = ClientCertificate(_path(base, each.cert), _path(base, each.key))
         except ConfigError as error:
-            raise ConfigError(f"client_certificate.{index}.{error.key}", error.message) from None
+            raise ConfigError(f"client_certificate.{index}.{error.key}", error.message, hint=error.hint) from None
         certificates[parse_authority(each.host, 443)] = made
     files = [_path(base, file) for file in config.ca_files]
     trust = Trust(files, system=config.system_ca, certificates=list(certificates.values()))
