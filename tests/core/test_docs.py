@@ -16,6 +16,7 @@ import agentfw_dashboard
 import agentfw_dns_cache
 import agentfw_inspect
 import agentfw_native
+import agentfw_otel
 import agentfw_policy
 import agentfw_tls_pool
 import pytest
@@ -136,13 +137,15 @@ async def test_the_counters_of_plugins_are_documented(tmp_path: Path) -> None:
         agentfw_native.Plugin(agentfw_native.Config()),
         agentfw_inspect.Plugin(agentfw_inspect.Config()),
         agentfw_audit.Plugin(agentfw_audit.Config(file=str(tmp_path / "audit.log"))),
+        agentfw_otel.Plugin(agentfw_otel.Config()),
         agentfw_dashboard.Plugin(agentfw_dashboard.Config(listen="")),
     ) as runtime:
         told: dict[str, set[str]] = {}
         for key in runtime.plugins.statistics():
             plugin, _, name = key.partition(".")
             told.setdefault(plugin, set()).add(name)
-    documented = {plugin: counters(plugin) for plugin in ("policy", "credentials", "native", "inspect", "audit", "dashboard")}
+    own = ("policy", "credentials", "native", "inspect", "audit", "otel", "dashboard")
+    documented = {plugin: counters(plugin) for plugin in own}
     documented["dns"] = rows((DOCS / "dns.md").read_text().split("\n## Counters\n")[1], 1)
     documented["tls"] = rows(CONFIGURATION.split("\n## [tls]\n")[1].split("\nCounters (")[1], 2)
     assert documented == told

@@ -25,7 +25,7 @@ from ..pool.routers import finish, pool_test, running
 from .queries import ALERTS, DOCS, of_dashboard
 
 TOKEN = "a-token-of-the-tests-0123456789"
-PLUGINS = ("dns", "tls", "policy", "credentials", "native", "inspect", "audit")
+PLUGINS = ("dns", "tls", "policy", "credentials", "native", "inspect", "audit", "otel", "dashboard")
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ async def test_a_server_scrapes_a_pool(tmp_path: Path) -> None:
     wanted("prometheus")
     token = tmp_path / "token"
     token.write_text(TOKEN + "\n")
-    tables = {"audit": {"file": str(tmp_path / "audit.jsonl")}}
+    tables = {"audit": {"file": str(tmp_path / "audit.jsonl")}, "dashboard": {"listen": ""}}
     async with running(plugins=PLUGINS, tables=tables) as router:
         await finish(router, ["out", "x"])
         api = ApiServer(router, lambda seconds: None, grace=0.1)

@@ -15,7 +15,7 @@ from ..pool.routers import finish, pool_test, running
 from .queries import ALERTS, DASHBOARD, Query, faults, known, of_alerts, of_dashboard, panels, rules
 from .support import scrape
 
-PLUGINS = ("dns", "tls", "policy", "credentials", "native", "inspect", "audit")
+PLUGINS = ("dns", "tls", "policy", "credentials", "native", "inspect", "audit", "otel", "dashboard")
 
 
 def test_the_dashboard() -> None:
@@ -84,7 +84,7 @@ def test_the_dashboard_can_be_imported() -> None:
 
 @pool_test
 async def test_all_that_is_asked_for_is_in_a_real_scrape(tmp_path: Path) -> None:
-    tables = {"audit": {"file": str(tmp_path / "audit.jsonl")}}
+    tables = {"audit": {"file": str(tmp_path / "audit.jsonl")}, "dashboard": {"listen": ""}}
     async with running(plugins=PLUGINS, tables=tables, workers=2) as router:
         await finish(router, ["out", "x"])
         values = await router.metrics()

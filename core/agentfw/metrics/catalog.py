@@ -254,6 +254,28 @@ AUDIT: tuple[Declared, ...] = (
     counter("audit_rotations", "Files begun anew.", "audit.rotations"),
 )  # fmt: skip
 
+OTEL: tuple[Declared, ...] = (
+    counter("otel_spans_begun", "Spans of jobs and model calls that are traced.", "otel.spans"),
+    counter("otel_spans", "Spans that ended: taken by the collector, not taken, lost to a full queue.",
+            {f"otel.{name}": name for name in ("exported", "failed", "dropped")}, "outcome"),
+    gauge("otel_spans_waiting", "Spans that wait to be sent.", "otel.waiting"),
+)  # fmt: skip
+
+DASHBOARD: tuple[Declared, ...] = (
+    gauge("dashboard_agents", "Agents whose lives are kept: running ones, and ended ones.",
+          {"dashboard.agents": "running", "dashboard.ended": "ended"}, "state"),
+    counter("dashboard_agents_forgotten", "Ended agents whose lives went, for others'.", "dashboard.forgotten"),
+    gauge("dashboard_bytes", "Memory that lives take, about.", "dashboard.bytes"),
+    gauge("dashboard_connections", "Connections to the page.", "dashboard.connections"),
+    gauge("dashboard_viewers", "Those that watch.", "dashboard.viewers"),
+    gauge("dashboard_sessions", "Logins that are good.", "dashboard.sessions"),
+    counter("dashboard_logins", "Logins.", "dashboard.logins"),
+    counter("dashboard_requests_refused", "Requests to the page that were refused.", "dashboard.requests_refused"),
+    counter("dashboard_collections", "Times that the pool was asked for all viewers together.", "dashboard.collections"),
+    counter("dashboard_frames", "Messages to viewers: sent, and left out for slow ones.",
+            {"dashboard.frames": "sent", "dashboard.frames_skipped": "skipped"}, "outcome"),
+)  # fmt: skip
+
 SECTIONS: dict[str, tuple[Declared, ...]] = {
     "Pool": POOL,
     "VMs": ENGINE,
@@ -266,6 +288,8 @@ SECTIONS: dict[str, tuple[Declared, ...]] = {
     "Plugin native": NATIVE,
     "Plugin inspect": INSPECT,
     "Plugin audit": AUDIT,
+    "Plugin otel": OTEL,
+    "Plugin dashboard": DASHBOARD,
 }
 CATALOG: tuple[Declared, ...] = tuple(declared for section in SECTIONS.values() for declared in section)
 
