@@ -247,6 +247,34 @@ async def test_labels_are_chosen(collector: Collector) -> None:
     assert found["agentfw.label.run"] == "7" and "agentfw.label.team" not in found
 
 
+@pytest.mark.parametrize("broken", [False, True])
+@async_test
+async def test_secrets_are_masked_wherever_they_turn_up(collector: Collector, broken: bool) -> None:
+    class Keeper:
+        @hookimpl
+        def redact(self, text: bytes) -> bytes:
+            if broken:
+                raise ValueError("x")
+            return text.replace(b"hush-hush", b"*********")
+
+    agent = make_agent("a", key="hush-hush")
+    async with running(made(collector), Keeper()) as runtime:
+        await runtime.admit(agent)
+        runtime.audit(AuditEvent.about("denied", agent, rule="r", reason="é hush-hush é", plugin="p"))
+        runtime.plugins.model_call(agent, call(requested_model="m-hush-hush", error_type="x", error="no hush-hush here"))
+        runtime.agent_exited(agent, ExitReport("killed", text="hush-hush"))
+    assert b"hush-hush" not in b"".join(request.SerializeToString() for _, _, request in collector.requests)
+    job = collector.span("invoke_agent (hidden)" if broken else "invoke_agent a")
+    (event,) = job.events
+    (child,) = [span for span in collector.spans if span is not job and span.kind == 3]
+    if broken:
+        assert set(values(event.attributes).values()) == {"(hidden)"} == {job.status.message, child.status.message}
+        return
+    assert values(event.attributes) == {"agentfw.rule": "r", "agentfw.plugin": "p", "agentfw.reason": "é ********* é"}
+    assert child.name == "chat m-*********" and child.status.message == "no ********* here" and job.status.message == "*********"
+    assert values(child.attributes)["gen_ai.response.model"] == "gpt-4o-2024-08-06"
+
+
 # -- the collector misbehaves
 
 

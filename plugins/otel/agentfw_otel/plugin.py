@@ -79,6 +79,7 @@ class Plugin:
         def commit() -> None:
             old, self._config, self._spans = self._spans, config, spans
             self._way.sending = spans.sending
+            spans.redact = self._redact()
             self._counted["spans"] += old.begun
             if self._runtime is not None:
                 task = self._runtime.loop.create_task(self._close(old.sending))
@@ -86,6 +87,10 @@ class Plugin:
                 task.add_done_callback(self._closing.discard)
 
         return commit
+
+    def _redact(self) -> Callable[[bytes], bytes] | None:
+        plugins = self._runtime.plugins if self._runtime is not None else None
+        return plugins.redact if plugins is not None and plugins.implemented("redact") else None
 
     async def _close(self, sending: Sending) -> None:
         """Send what waits; what it counted stays."""
@@ -100,6 +105,7 @@ class Plugin:
     @hookimpl
     async def start(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self._spans.redact = self._redact()
         if self._config.has_headers:
             try:
                 await asyncio.to_thread(self._spans.sending.check)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 
-from agentfw import Agent, ExitReport
+from agentfw import Agent, AgentfwError, ExitReport
 from agentfw.model_calls import ModelCall
 from agentfw.reports import AuditEvent, DispatchReport, shown
 from opentelemetry.context import Context
@@ -25,8 +25,10 @@ from .sending import Sending, Way
 MAX_EVENTS = 64
 """Of a job; OpenTelemetry counts what is dropped."""
 MAX_TEXT = 512
+MAX_MODEL = 128
 MAX_LABELS = 32
 MAX_PARENT = 512
+HIDDEN = "(hidden)"
 
 _propagator = TraceContextTextMapPropagator()
 
@@ -37,6 +39,8 @@ class Spans:
     def __init__(self, config: Config, way: Way) -> None:
         self.sending = Sending(config)
         self.begun = 0
+        self.redact: Callable[[bytes], bytes] | None = None
+        """Masks what nobody must see."""
         self._labels = config.labels
         self._parent_label = config.parent_label
         self._provider = TracerProvider(
@@ -50,22 +54,15 @@ class Spans:
 
     def job(self, agent: Agent) -> Span:
         """Begins now."""
-        attributes: dict[str, str | int] = {
-            names.OPERATION: names.INVOKE_AGENT,
-            names.AGENT_NAME: shown(agent.name, MAX_TEXT),
-            names.AGENT_ID: agent.id,
-        }
-        wanted = (
-            agent.labels if self._labels is None else {name: agent.labels[name] for name in self._labels if name in agent.labels}
-        )
-        for name in sorted(wanted)[:MAX_LABELS]:
-            if name != self._parent_label:
-                attributes[f"agentfw.label.{shown(name, 64)}"] = shown(agent.labels[name], MAX_TEXT)
+        labels = agent.labels if self._labels is None else [name for name in self._labels if name in agent.labels]
+        chosen = [name for name in sorted(labels) if name != self._parent_label][:MAX_LABELS]
+        texts = {f"agentfw.label.{shown(name, 64)}": agent.labels[name] for name in chosen}
+        texts = self.clean({names.AGENT_NAME: agent.name, names.AGENT_ID: agent.id, **texts})
         span = self._tracer.start_span(
-            f"{names.INVOKE_AGENT} {shown(agent.name, 128)}",
+            f"{names.INVOKE_AGENT} {texts.get(names.AGENT_NAME, '')}".rstrip(),
             context=self.parent(agent.labels),
             kind=SpanKind.INTERNAL,
-            attributes=attributes,
+            attributes={names.OPERATION: names.INVOKE_AGENT, **texts},
         )
         self.begun += span.is_recording()
         return span
@@ -74,6 +71,25 @@ class Spans:
         """What a job's label says that it belongs to; nothing, if that is no `traceparent` (W3C Trace Context, 3.2)."""
         text = labels.get(self._parent_label, "")
         return _propagator.extract({"traceparent": text}, Context()) if 0 < len(text) <= MAX_PARENT else Context()
+
+    def clean(self, texts: Mapping[str, str]) -> dict[str, str]:
+        """Others' words as they may be shown: cut, printable, without secrets; those that are empty are left out."""
+        found = {name: shown(text, MAX_TEXT) for name, text in texts.items() if text}
+        if self.redact is None or not found:
+            return found
+        parts = [text.encode() for text in found.values()]
+        whole = b"\n".join(parts)
+        try:
+            masked = self.redact(whole)
+        except AgentfwError:
+            return dict.fromkeys(found, HIDDEN)
+        if masked == whole:
+            return found
+        at = 0
+        for name, part in zip(found, parts, strict=True):
+            found[name] = masked[at : at + len(part)].decode(errors="replace")
+            at += len(part) + 1
+        return found
 
     def dispatched(self, span: Span, report: DispatchReport) -> None:
         if not span.is_recording():
@@ -90,19 +106,25 @@ class Spans:
     def denied(self, span: Span, event: AuditEvent) -> None:
         facts = {"agentfw.destination": event.destination, "agentfw.rule": event.rule, "agentfw.plugin": event.plugin,
                  "agentfw.reason": event.reason}  # fmt: skip
-        span.add_event(f"agentfw.{event.kind}", {name: shown(value, MAX_TEXT) for name, value in facts.items() if value})
+        span.add_event(f"agentfw.{event.kind}", self.clean(facts))
 
     def call(self, job: Span, call: ModelCall) -> None:
         """It ends now."""
         if not job.is_recording():
             return
         operation = names.OPERATIONS.get(call.operation, shown(call.operation, 64))
-        requested, model = shown(call.requested_model, 128), shown(call.model, 128)
+        texts = {
+            names.REQUEST_MODEL: call.requested_model[:MAX_MODEL],
+            names.RESPONSE_MODEL: call.model[:MAX_MODEL],
+            names.ERROR_TYPE: call.error_type[:MAX_MODEL],
+            names.SERVER_ADDRESS: call.destination.host,
+            "error": call.error,
+        }
+        texts = self.clean(texts)
+        error = texts.pop("error", None)
         attributes: dict[str, str | int | float | bool | None] = {
             names.OPERATION: operation,
             names.PROVIDER: names.PROVIDERS.get(call.provider, shown(call.provider, 64)),
-            names.REQUEST_MODEL: requested,
-            names.RESPONSE_MODEL: model,
             names.REQUEST_STREAM: call.streamed,
             names.FIRST_CHUNK: call.first_token,
             names.INPUT_TOKENS: call.input_tokens,
@@ -110,24 +132,23 @@ class Spans:
             names.CACHE_READ: call.cache_read_tokens or None,
             names.CACHE_CREATION: call.cache_write_tokens or None,
             names.REASONING: call.reasoning_tokens,
-            names.SERVER_ADDRESS: call.destination.host,
             names.SERVER_PORT: call.destination.port,
             names.STATUS: call.status or None,
-            names.ERROR_TYPE: shown(call.error_type, 64),
             "agentfw.cost": call.cost,
             "agentfw.currency": call.currency,
             "agentfw.usage.estimated": call.estimated or None,
+            **texts,
         }
         end = time.time_ns()
         span = self._tracer.start_span(
-            f"{operation} {requested}".rstrip(),
+            f"{operation} {texts.get(names.REQUEST_MODEL, '')}".rstrip(),
             context=set_span_in_context(job, Context()),
             kind=SpanKind.CLIENT,
             attributes={name: value for name, value in attributes.items() if value is not None and value != ""},
             start_time=end - int(max(0.0, call.seconds) * 1e9),
         )
         if call.failed:
-            span.set_status(Status(StatusCode.ERROR, shown(call.error, MAX_TEXT) or None))
+            span.set_status(Status(StatusCode.ERROR, error))
         self.begun += span.is_recording()
         span.end(end)
 
@@ -140,7 +161,7 @@ class Spans:
                 span.set_attribute("agentfw.exit.signal", report.signal)
             if report.kind != "code" or report.code:
                 span.set_attribute(names.ERROR_TYPE, report.kind if report.kind != "code" else "exit_code")
-                span.set_status(Status(StatusCode.ERROR, shown(report.text, MAX_TEXT) or None))
+                span.set_status(Status(StatusCode.ERROR, self.clean({"text": report.text}).get("text")))
         span.end()
 
     @staticmethod
