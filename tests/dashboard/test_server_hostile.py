@@ -10,12 +10,28 @@ import time
 
 import pytest
 from agentfw_dashboard.web import server as web_server
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.core.support import async_test
 
 from .fake import FakeObservatory
 from .serving import Served, served
 from .test_server import PAGE, events, get
+
+FIELDS = ["Cookie", "Origin", "Content-Type", "Content-Length", "If-None-Match", "Accept", "Last-Event-ID", "Range", "Expect",
+          "Upgrade", "Sec-Fetch-Site", "Content-Encoding", "Accept-Encoding", "Connection", "X"]  # fmt: skip
+TARGETS = [
+    "/",
+    "/login?code=",
+    "/login",
+    "/logout",
+    "/data/overview?",
+    "/data/agents?since=",
+    "/data/agent?id=",
+    "/js/",
+    "/metrics",
+]
 
 
 async def raw(found: Served, data: bytes, *, wait: float = 5.0) -> bytes:
@@ -300,3 +316,25 @@ async def test_a_session_that_ends_ends_its_stream() -> None:
         async with asyncio.timeout(5):
             await reader.read()
         writer.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(FIELDS), st.binary(max_size=60)), max_size=6),
+    st.binary(max_size=40),
+    st.sampled_from(TARGETS),
+)
+def test_nothing_that_is_said_is_our_mistake(fields: list[tuple[str, bytes]], tail: bytes, target: str) -> None:
+    async def body() -> None:
+        async with served(files=PAGE) as found:
+            head = b"".join(
+                name.encode() + b": " + value.replace(b"\r", b"").replace(b"\n", b"") + b"\r\n" for name, value in fields
+            )
+            path = target.encode() + tail.replace(b" ", b"").replace(b"\r", b"").replace(b"\n", b"")
+            method = b"POST " if target.startswith("/lo") else b"GET "
+            token = f"Authorization: Bearer {found.server.access.token}\r\n".encode()
+            data = method + path + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + token + head + b"\r\n"
+            answer = await raw(found, data + b"token=%ff&a" + tail, wait=2.0)
+            assert not answer or status(answer) < 500 or status(answer) == 501, answer
+
+    asyncio.run(body())

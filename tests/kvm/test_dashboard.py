@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from .test_pool import Run, Start, environment, line, ready, run, start
+from .test_pool import Run, Start, environment, line, run, start
 
 pytestmark = pytest.mark.kvm
 __all__ = ["environment", "run", "start"]
@@ -179,17 +179,6 @@ def test_a_port_that_somebody_has(run: Run, start: Start, tmp_path: Path) -> Non
         assert "hint: another one has the port" in done.stderr and "Traceback" not in done.stderr
         done = run("doctor")
         assert done.returncode == 0 and "warn  dashboard" in done.stdout
-
-
-def test_without_a_page_and_without_a_pool(run: Run, start: Start, tmp_path: Path) -> None:
-    done = run("dashboard")
-    assert done.returncode == 125 and "no pool runs" in done.stderr
-    (tmp_path / "agentfw.toml").write_text('[pool]\nworkers = 1\nsize = 1\nidle = 0\n[dashboard]\nlisten = ""\n')
-    pool = start("pool", "start")
-    ready(pool)
-    done = run("dashboard", "--json")
-    assert done.returncode == 125 and "has no page" in done.stderr and "`listen`" in done.stderr
-    assert run("pool", "stop", "--now").returncode == 0 and pool.wait(20) == 0
 
 
 def test_of_one_command(start: Start, tmp_path: Path) -> None:

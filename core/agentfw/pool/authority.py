@@ -26,7 +26,7 @@ from ..plugins import PluginManager
 from ..texts import shown
 from .jobs import PoolError
 from .link import Channel
-from .messages import Ask, Body, Query
+from .messages import Ask, Body, Done, Keep, Query
 
 if TYPE_CHECKING:
     from .backend import Backend
@@ -105,6 +105,15 @@ class RouterLink:
         query = Query(plugin, body, min(seconds, MAX_QUERY_SECONDS))
         answers = await asyncio.gather(*(_ask(worker, query) for worker in asked))
         return {worker.number: answer for worker, answer in zip(asked, answers, strict=True) if answer is not None}
+
+    async def keep_from_agents(self, listeners: Sequence[tuple[str, int]]) -> None:
+        """All workers' agents are kept from these (`Runtime.listeners`) when this returns: for who is about to listen. Of a
+        worker that does not answer they are at the next reload, or it is replaced."""
+        ready = [worker.channel for worker in self._workers() if worker.channel is not None and worker.state == "ready"]
+        asked = (channel.ask(Keep(tuple(listeners)), Done, QUERY_SECONDS) for channel in ready)
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(answer, BaseException):
+                log.warning("a worker does not keep its agents from an address of operators yet: %s", answer)
 
 
 async def _ask(worker: Worker, query: Query) -> bytes | None:

@@ -122,6 +122,12 @@ class Check(_Message, frozen=True):
     configuration: Configuration
 
 
+class Keep(_Message, frozen=True):
+    """Question: agents are kept from these listeners now, those already connected too. Answered with Done."""
+
+    listeners: tuple[tuple[str, int], ...]
+
+
 class Apply(_Message, frozen=True):
     """Question; it is the configuration. Answered with Changed."""
 
@@ -209,5 +215,5 @@ class Body(msgspec.Struct, frozen=True, array_like=True):
     data: bytes
 
 
-ToWorker = Setup | Run | Signal | Stop | Feed | Fork | Ping | Statistics | Look | Query | Deal | Check | Apply
+ToWorker = Setup | Run | Signal | Stop | Feed | Fork | Ping | Statistics | Look | Query | Deal | Check | Keep | Apply
 ToRouter = Ready | Failed | Started | Wrote | Ended | Ask

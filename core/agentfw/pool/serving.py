@@ -15,6 +15,7 @@ import msgspec
 from ..config import Config
 from ..errors import AgentfwError
 from ..plugins import load_plugins
+from ..relay.uses import recheck
 from ..runtime import Runtime
 from .authority import PoolLink, answer_query
 from .config import PoolConfig
@@ -32,6 +33,7 @@ from .messages import (
     Failed,
     Feed,
     Fork,
+    Keep,
     Look,
     Numbers,
     Ping,
@@ -184,6 +186,9 @@ class Serving:
             return await answer_query(self._runtime.plugins, message)
         if isinstance(message, Deal):
             return Spent(self._engine.deal(message.parts))
+        if isinstance(message, Keep):
+            await self._keep(message)
+            return Done()
         if isinstance(message, Check):
             return Changed(await self._check(message.configuration.config()))
         if isinstance(message, Apply):
@@ -301,6 +306,12 @@ class Serving:
         tables = self._runtime.plugins.check(config)
         await self._engine.check(engine_config(config), config.run)
         return tables
+
+    async def _keep(self, message: Keep) -> None:
+        assert self._runtime is not None
+        if self._given is None:
+            self._runtime.keep_from_agents("pool", message.listeners)
+            await recheck(self._runtime.uses)
 
     async def _apply(self, message: Apply) -> list[str]:
         assert self._runtime is not None

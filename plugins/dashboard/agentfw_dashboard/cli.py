@@ -12,6 +12,7 @@ import msgspec
 from agentfw.cli.connect import Where, json_option, pool_options, talk
 from agentfw.cli.options import RunError
 from agentfw.cli.output import put, say
+from agentfw.texts import shown
 
 EPILOG = """Examples:
 
@@ -46,6 +47,8 @@ def dashboard(where: Where, print_url: bool, as_json: bool) -> int:
     found = talk(where, lambda pool: pool.plugin("dashboard", "address", kind=_Address))
     if not found.url:
         raise RunError("the pool has no page", found.trouble or "set [dashboard] `listen`")
+    if not all(_is_link(each) for each in (found.url, found.login)):
+        raise RunError(f"the pool told no link: `{shown(found.login, 200)}`")
     if as_json:
         click.echo(json.dumps({"version": 1, "url": found.url, "login": found.login, "token": found.token}))
     elif print_url or not _has_browser() or not webbrowser.open(found.login):
@@ -53,6 +56,10 @@ def dashboard(where: Where, print_url: bool, as_json: bool) -> int:
     else:
         say(f"opened {found.url}")
     return 0
+
+
+def _is_link(text: str) -> bool:
+    return text.isascii() and text.isprintable() and text.startswith(("http://", "https://"))
 
 
 def _has_browser() -> bool:

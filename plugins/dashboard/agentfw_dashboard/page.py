@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentfw import ConfigError
+from agentfw.pool.authority import RouterLink
 from agentfw.pool.guard import bind_tcp, is_loopback
 from agentfw.pool.tokens import read_token
 
@@ -147,6 +148,8 @@ class Page:
         self._at = self.config.address
         self.addresses = [sock.getsockname()[:2] for sock in sockets]
         self._runtime.keep_from_agents(OWNER, self.addresses)
+        if isinstance(self._runtime.pool, RouterLink):  # nobody can connect before it listens
+            await self._runtime.pool.keep_from_agents(self._runtime.listeners)
         await self.server.serve(sockets)
         self.trouble = ""
         if self.config.address is not None and not is_loopback(self.config.address[0]):

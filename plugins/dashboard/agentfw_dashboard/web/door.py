@@ -48,7 +48,7 @@ class Door:
     def is_secure(self, host: str) -> bool:
         """Whoever names this host has come by HTTPS: it is that of the proxy before us."""
         found = urlsplit(self.url)
-        return found.scheme == "https" and host.lower() == found.netloc
+        return found.scheme == "https" and host.lower().removesuffix(":443") == found.netloc.removesuffix(":443")
 
     def check(self, headers: Headers, address: str, *, page: bool = False) -> Arrival:
         """PoolError "forbidden". `address`: the numeric one that the request came to; `page`: it is for a page of ours, which

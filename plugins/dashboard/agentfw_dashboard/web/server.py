@@ -18,6 +18,7 @@ import logging
 import re
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from urllib.parse import parse_qs
 
 import msgspec
 from agentfw.pool.guard import Connection, Listener, bind_tcp
@@ -235,10 +236,15 @@ class WebServer:
         return self._let_in(request, self.access.spend(code))
 
     async def _login(self, request: web.Request) -> web.Response:
+        if request.content_type != "application/x-www-form-urlencoded":
+            raise PoolError("bad_request", "a login is a form's: application/x-www-form-urlencoded")
         async with asyncio.timeout(BODY_SECONDS):
-            body = await request.post()
-        given = body.get("token", "")
-        given = given.strip() if isinstance(given, str) else ""
+            body = await request.read()
+        try:
+            fields = parse_qs(body.decode("ascii"), max_num_fields=8)
+        except ValueError:
+            raise PoolError("bad_request", "a form that cannot be read") from None
+        given = fields.get("token", [""])[0].strip()
         return self._let_in(request, self.access.is_token(given) or self.access.spend(given))
 
     def _let_in(self, request: web.Request, good: bool) -> web.Response:
