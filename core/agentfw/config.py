@@ -47,7 +47,7 @@ class RunConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
 
     plugins: tuple[str, ...] | None = None
     """Names or files, in calling order. Left out: dns, tls, policy, credentials, native, and each of inspect, audit and
-    otel that has a table."""
+    otel that has a table; in pools that are services always inspect and dashboard, too."""
     memory: str | None = None
     """Limit of a VM, `"512M"`, `"2G"`; left out: 512M."""
     timeout: float | None = None
