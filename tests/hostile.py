@@ -22,6 +22,7 @@ TEXTS = [
     "\u3164\u115f\u1160\uffa0\u2800\u034f",
     "Z" + "\u0301\u0316\u20dd\u0489" * 500 + "algo",
     "\u0301first",
+    "\u0915" + "\u093e" * 300 + "\u1100" + "\u1161" * 300 + "\U0001f44d\U0001f3fd" * 30 + "\U0001f1e9\U0001f1ea" * 9,
     "a\ufe0f\U000e0100\U000e0041\U000e007f",
     "\x00\x07\x08\x7f\t\ue000\U0010ffff\ufffe",
     "漢字" * 40 + "\U0001f468\u200d\U0001f469\u200d\U0001f467\U0001f1e9\U0001f1ea",
@@ -48,7 +49,7 @@ def harmful(line: str) -> str:
     for letter in line:
         if not letter.isprintable() or _BLANK.match(letter):
             return f"{letter!a} in it"
-        marks = marks + 1 if unicodedata.category(letter) in ("Mn", "Me") else 0
+        marks = marks + 1 if unicodedata.category(letter) in ("Mn", "Me", "Mc") else 0
         if marks > 3:
             return "a tower of marks"
     return ""

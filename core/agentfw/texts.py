@@ -9,7 +9,7 @@ of such text went through here:
 What is taken out is replaced by a visible escape (`\\x1b`): nothing is left out unseen. Escaped are control characters (C0, C1),
 formatting characters (marks that turn the direction of writing, of no width; Unicode's general category Cf), line and paragraph
 separators, lone surrogates, private and unassigned characters: all that `str.isprintable()` refuses; letters that print as
-nothing (Unicode's Default_Ignorable_Code_Point, and blank Braille); and marks over a letter beyond the third, which would cover
+nothing (Unicode's Default_Ignorable_Code_Point, and blank Braille); and marks on a letter beyond the third, which would cover
 the lines above.
 """
 
@@ -24,9 +24,11 @@ MAX_TEXT = 1024
 MAX_LINE = 1 << 16
 """Of a line of a page."""
 MAX_MARKS = 3
-"""Over one letter. Vietnamese, Thai and pointed Hebrew need as many."""
+"""Over, under and behind one letter. Vietnamese, Thai and pointed Hebrew need as many."""
 
 _BLANK = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
+_VOWEL = re.compile("[\u1160-\u11ff\ud7b0-\ud7ff]")
+"""Of Hangul, and final consonants: they are written into the letter before."""
 _JOINING = re.compile("[\u200c\u200d\ufe0e\ufe0f]")
 _COLOUR = r"\x1b\[[0-9;:]{0,64}m"
 _RESET = "\x1b[0m"
@@ -60,23 +62,24 @@ def why(error: BaseException) -> str:
 
 def width(text: str) -> int:
     """Columns that a terminal gives a text that was `shown()`."""
-    return len(text) if text.isascii() else sum(map(_columns, text))
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len  # as textual counts; most text is ASCII
+
+    return cell_len(text)
 
 
 def fitted(text: str, columns: int, right: bool = False) -> str:
     """`text`, shown, in exactly so many columns: cut (with an ellipsis) or filled, on the left if `right`."""
     text = shown(text, max(columns * (MAX_MARKS + 1), 4))
     room = columns - width(text)
-    if room < 0:
-        kept, room = "", columns - 1
-        for letter in text:
-            room -= _columns(letter)
-            if room < 0:
-                room += _columns(letter)
-                break
-            kept += letter
-        text = kept + "…" if columns > 0 else ""
-    return " " * room + text if right else text + " " * room
+    if room >= 0:
+        return " " * room + text if right else text + " " * room
+    if text.isascii():
+        return text[: columns - 1] + "…" if columns > 0 else ""
+    from rich.cells import set_cell_size
+
+    return set_cell_size(text, columns - 1) + "…" if columns > 0 else ""
 
 
 class Tamed:
@@ -167,11 +170,4 @@ def _escape(letter: str) -> str:
 def _is_mark(letter: str) -> bool:
     import unicodedata  # a large library, and most text is ASCII
 
-    return letter >= "\u0300" and unicodedata.category(letter) in ("Mn", "Me")
-
-
-@functools.lru_cache(4096)
-def _columns(letter: str) -> int:
-    import unicodedata
-
-    return 0 if _is_mark(letter) else 2 if unicodedata.east_asian_width(letter) in ("W", "F") else 1
+    return letter >= "\u0300" and (unicodedata.category(letter) in ("Mn", "Me", "Mc") or bool(_VOWEL.match(letter)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from . import api, commands, hooks, metrics, python, statuses, tables
+from . import api, commands, hooks, metrics, python, statuses, tables, terminal
 from .markdown import Unknown
 
 PARTS: dict[str, Callable[..., str]] = {
@@ -21,6 +21,8 @@ PARTS: dict[str, Callable[..., str]] = {
     "metrics": metrics.tables,
     "statuses": statuses.statuses,
     "python": python.public,
+    "top-keys": terminal.keys,
+    "top-columns": terminal.columns,
 }
 
 

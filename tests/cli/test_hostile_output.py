@@ -13,7 +13,6 @@ from typing import Any
 import click
 import pytest
 from agentfw import Agent, Destination
-from agentfw.cli.config import _toml
 from agentfw.cli.connect import table
 from agentfw.cli.following import explain
 from agentfw.cli.jobs import jobs_table
@@ -21,6 +20,7 @@ from agentfw.cli.output import Harmless, Lines, complain, put, say
 from agentfw.cli.statistics import statistics_of
 from agentfw.cli.tables import as_text
 from agentfw.cli.top import summary, workers_table
+from agentfw.config_shown import value_text
 from agentfw.errors import AgentfwError
 from agentfw.log_lines import OneLine
 from agentfw.plugins.tracing import line
@@ -122,7 +122,7 @@ def test_configuration_as_toml(text: str) -> None:
     import tomllib
 
     text = text[:5000].encode("utf-8", "replace").decode()
-    line = shown_lines(f"x = {_toml(text)}")
+    line = shown_lines(f"x = {value_text(text)}")
     assert not harmful(line) and tomllib.loads(line) == {"x": text}, "what is escaped for the terminal is TOML still"
 
 

@@ -51,7 +51,7 @@ def test_a_cell_has_its_columns(text: str, columns: int, right: bool) -> None:
 
 def test_a_cell() -> None:
     assert (
-        fitted("漢字漢字", 6) == "漢字… "
+        fitted("漢字漢字", 6) == "漢字 …"
         and fitted("ab", 4) == "ab  "
         and fitted("ab", 4, True) == "  ab"
         and fitted("abc", 2) == "a…"

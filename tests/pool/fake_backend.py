@@ -57,6 +57,8 @@ class FakeBackend:
         self.started = time.time()
         self.reloads: list[list[str] | PoolError] = []
         """What the next reloads say."""
+        self.observatory: Any = None
+        """What the plugin `dashboard` tells; None: there is none."""
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self._directory = Path(tempfile.mkdtemp(prefix="agentfw-fake-"))
@@ -236,6 +238,12 @@ class FakeBackend:
         return found
 
     async def plugin(self, plugin: str, what: str, query: Mapping[str, str] | None = None, *, local: bool = True) -> Any:
+        if plugin == "dashboard" and self.observatory is not None:
+            if what == "agents":
+                return await self.observatory.agents(int((query or {})["since"]))
+            if what == "agent":
+                return await self.observatory.agent((query or {})["id"])
+            return await getattr(self.observatory, what)()
         if plugin != "fake":
             raise PoolError("not_found", f"no plugin `{plugin}`")
         return {"what": what, "query": dict(query or {}), "local": local}

@@ -23,6 +23,8 @@ from agentfw.cli.following import explain
 from agentfw.pool.jobs import Job, JobResult, PoolError
 
 from tests.conftest import COMMAND
+from tests.dashboard.fake import FakeObservatory
+from tests.top.terminal import Terminal
 
 from .support import Served, served
 
@@ -362,7 +364,11 @@ def test_logs_on_a_terminal(pool: Pool, command: Command, capfdbinary: pytest.Ca
             finally:
                 os.dup2(kept, 1)
             assert done.status == 0
-            seen.append(os.read(main, 4096))
+            os.write(side, b"<end>")
+            data = b""
+            while not data.endswith(b"<end>"):
+                data += os.read(main, 4096)
+            seen.append(data.removesuffix(b"<end>"))
     finally:
         for descriptor in (kept, main, side):
             os.close(descriptor)
@@ -595,36 +601,41 @@ def test_a_pool_that_goes_away_is_our_fault(pool: Pool, started: Callable[..., s
     assert err.startswith(b"error: the pool at ") and err.splitlines()[0].endswith(b"went away")
 
 
-def test_top_on_a_terminal(pool: Pool, tmp_path: Path) -> None:
-    """It draws again and again, fits the screen, and Ctrl-C gives the screen back."""
-    import fcntl
-    import pty
-    import struct
-    import termios
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (None, 0)])
+def test_top_on_a_terminal(pool: Pool, tmp_path: Path, number: int | None, status: int) -> None:
+    """It draws, fits the screen, and gives it back, however it ends."""
+    for each in range(30):
+        pool.submit("print('x', flush=True); import time; time.sleep(60)", name=f"job {each} \x1b[31m")
+    for each in range(30):
+        pool.do(anext(pool.backend.output(f"j-{each + 1}")))
+    environment = {"AGENTFW_POOL_SOCKET": str(tmp_path / "s")}
+    with Terminal("agentfw", "top", "--interval", "0.2", size=(150, 20), env=environment) as terminal:
+        page = terminal.drawn("30 of 30 agents", "30 running", "no plugin `dashboard` in this pool")
+        assert page.count("job ") == 11 and "CORES" in page and "\\x1b[31m" in page
+        if number is None:
+            terminal.type("q")
+        assert terminal.end(number) == status
+    assert b"\x1b[31mjob" not in terminal.raw and b" \x1b[31m" not in terminal.raw.replace(b"\x1b[0m \x1b[31m", b"")
+    assert b"\x1b[?1049l" in terminal.raw and b"\x1b[?25h" in terminal.raw
 
-    for number in range(30):
-        pool.submit("print('x', flush=True); import time; time.sleep(60)", name=f"job {number} \x1b[31m")
-    for number in range(30):
-        pool.do(anext(pool.backend.output(f"j-{number + 1}")))
-    main, side = pty.openpty()
-    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("4H", 20, 100, 0, 0))
-    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TERM": "xterm", "AGENTFW_POOL_SOCKET": str(tmp_path / "s")}
-    process = subprocess.Popen(
-        [*COMMAND, "top", "--interval", "0.2"], env=environment, stdin=side, stdout=side, stderr=side, start_new_session=True
-    )
-    os.close(side)
-    seen = b""
-    until = time.monotonic() + 20
-    while seen.count(b"pool ready") < 3 and time.monotonic() < until:
-        seen += os.read(main, 65536)
-    process.send_signal(signal.SIGINT)
-    while True:
-        try:
-            seen += os.read(main, 65536)
-        except OSError:
-            break
-    os.close(main)
-    assert process.wait(30) == 130
-    page = seen.split(b"pool ready")[2]
-    assert b"\x1b[31m" not in seen and page.count(b"job ") < 16 and b" more)" in page and b"CORES" in page
-    assert seen.rstrip().endswith(b"\x1b[?1049l\x1b[?25h") or b"\x1b[?1049l" in seen
+
+def test_top_where_nothing_can_be_drawn(pool: Pool, tmp_path: Path) -> None:
+    environment = {"AGENTFW_POOL_SOCKET": str(tmp_path / "s"), "TERM": "dumb"}
+    with Terminal("agentfw", "top", env=environment) as terminal:
+        assert terminal.end() == 0
+        assert "pool ready" in terminal.page() and "(TERM=dumb): printed once" in terminal.page() and b"\x1b" not in terminal.raw
+
+
+def test_top_with_a_dashboard(pool: Pool, command: Command) -> None:
+    pool.backend.observatory = FakeObservatory(300)
+    document = command("top", "--json").document
+    assert len(document["agents"]) == 300 and document["overview"]["dns_hit_rate"] > 0.9 and document["loaded"]["plugins"]
+    assert document["pool"]["state"] == "ready" and document["jobs"] == [] and "pool.jobs" in document["metrics"]
+    text = command("top", "--filter", "browse", "--sort", "tokens").out.decode()
+    assert "DNS hits 97.0 %" in text and "dispatch   p50 820us p95 2.1ms p99 4.7ms" in text
+    rows = [line.split() for line in text.split("\n\n")[3].splitlines()]
+    assert rows[0][-4:] == ["CALLS", "TOKENS", "COST", "DENIED"] and len(rows) > 5 and all("browse" in row[1] for row in rows[1:])
+    assert all(letter.isprintable() or letter == "\n" for letter in command("top").out.decode())
+    done = command("top", "--sort", "mem")
+    assert done.status == 2 and "no column `mem` (did you mean `memory`?)" in done.err
+    assert command("top", "--json", "--socket", "none").status == 125

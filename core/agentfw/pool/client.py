@@ -99,8 +99,13 @@ class HttpBackend:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.close()
 
+    @property
+    def where(self) -> str:
+        """Its socket or its URL, for people."""
+        return self._where
+
     async def close(self) -> None:
-        """Idempotent."""
+        """Idempotent; what is asked later connects anew."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()

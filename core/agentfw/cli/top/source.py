@@ -1,0 +1,204 @@
+"""Where `agentfw top` has its facts from: the plugin `dashboard` of a pool, over the control API; without that plugin, what any
+pool tells."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from ...pool.jobs import JobInfo, PoolError, PoolInfo, Usage
+from ...views import AgentRow, AgentStory, AgentTable, Loaded, Overview
+
+if TYPE_CHECKING:
+    from ...pool.client import HttpBackend
+
+PLUGIN = "dashboard"
+MISSING = "no plugin `dashboard` in this pool: no model calls, denials and stories"
+MOST = 2000
+"""Jobs that are asked for where there is no dashboard."""
+TAIL = 64 << 10
+"""Bytes of the end of each stream that are shown."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A pool at one moment. `missing`: what it cannot tell, and why; "" if it can all."""
+
+    overview: Overview
+    table: AgentTable
+    missing: str = ""
+    pool: PoolInfo | None = None
+    """With its workers."""
+    here: bool = False
+    """Its processes are on this machine."""
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The end of what an agent wrote, both streams in the order it came in; `before`: bytes that are left out."""
+
+    data: bytes = b""
+    before: int = 0
+
+
+class Source(Protocol):
+    """All methods may raise PoolError: "unavailable" when the pool is lost."""
+
+    where: str
+    """For people."""
+
+    async def look(self, since: int) -> Seen: ...
+
+    async def agent(self, id: str) -> AgentStory | None: ...
+
+    async def loaded(self) -> Loaded | None:
+        """None: it cannot be told."""
+
+    async def output(self, id: str) -> Tail: ...
+
+    async def reconnect(self) -> None:
+        """Forget the connection; the next question makes one."""
+
+
+class PoolSource:
+    """A pool behind its control API."""
+
+    def __init__(self, pool: HttpBackend) -> None:
+        self._pool = pool
+        self.where = pool.where
+        self.has_dashboard: bool | None = None
+        """None: it was not asked yet."""
+
+    async def reconnect(self) -> None:
+        self.has_dashboard = None
+        await self._pool.close()
+
+    async def look(self, since: int) -> Seen:
+        here = self._pool.socket is not None
+        if self.has_dashboard is not False:
+            try:
+                overview, table, info = await asyncio.gather(
+                    self._pool.plugin(PLUGIN, "overview", kind=Overview),
+                    self._pool.plugin(PLUGIN, "agents", {"since": str(since)}, kind=AgentTable),
+                    self._pool.describe(),
+                )
+                self.has_dashboard = True
+                return Seen(overview, table, pool=info, here=here)
+            except PoolError as error:
+                if error.code != "not_found":
+                    raise
+                self.has_dashboard = False
+        info, jobs, usage, metrics = await asyncio.gather(
+            self._pool.describe(), self._pool.jobs(limit=MOST), self._pool.usage(), self._pool.metrics()
+        )
+        rows = [row_of(job, usage.get(job.id)) for job in jobs]
+        now = info.started + metrics.get("pool.uptime_seconds", 0.0)
+        total = info.queued + info.running + int(metrics.get("pool.kept", 0))
+        table = AgentTable(time=now, since=0, whole=True, rows=rows, total=max(total, len(rows)))
+        return Seen(overview_of(info, metrics, now), table, MISSING, info, here)
+
+    async def agent(self, id: str) -> AgentStory | None:
+        try:
+            if self.has_dashboard:
+                story: AgentStory | None = await self._pool.plugin(PLUGIN, "agent", {"id": id}, kind=AgentStory | None)
+                return story
+            job, usage = await asyncio.gather(self._pool.info(id), self._pool.usage())
+        except PoolError as error:
+            if error.code not in ("not_found", "no_such_job"):
+                raise
+            return None
+        result = job.result
+        row = row_of(job, usage.get(id))
+        if result is None:
+            return AgentStory(row=row)
+        return AgentStory(row=row, exit_text=result.text, exit_kind=result.kind, exit_code=result.code, exit_signal=result.signal)
+
+    async def loaded(self) -> Loaded | None:
+        if not self.has_dashboard:
+            return None
+        try:
+            loaded: Loaded = await self._pool.plugin(PLUGIN, "loaded", kind=Loaded)
+            return loaded
+        except PoolError as error:
+            if error.code != "not_found":
+                raise
+            return None
+
+    async def output(self, id: str) -> Tail:
+        try:
+            job, usage = await asyncio.gather(self._pool.info(id), self._pool.usage())
+            used = job.result.usage if job.result is not None else usage.get(id, Usage())
+            begin = {1: max(used.stdout - TAIL, 0), 2: max(used.stderr - TAIL, 0)}
+            data = bytearray()
+            async for piece in self._pool.output(id, follow=False, stdout=begin[1], stderr=begin[2]):
+                data += piece.data
+                if len(data) > 8 * TAIL:  # it wrote more since it was measured
+                    del data[: -2 * TAIL]
+        except PoolError as error:
+            if error.code not in ("not_found", "no_such_job"):
+                raise
+            return Tail()
+        written = used.stdout + used.stderr
+        data = data[-2 * TAIL :]
+        return Tail(bytes(data), max(written - len(data), 0))
+
+
+def row_of(job: JobInfo, usage: Usage | None) -> AgentRow:
+    """As far as any pool knows it."""
+    used = usage if usage is not None else job.result.usage if job.result is not None else Usage()
+    how = ""
+    if job.result is not None:
+        how = f"code {job.result.code}" if job.result.kind == "code" else job.result.kind
+        how = f"signal {job.result.signal}" if job.result.kind == "signal" else how
+    return AgentRow(
+        id=job.id,
+        name=job.name,
+        tenant=job.tenant,
+        template=job.template,
+        labels=job.labels,
+        state=job.state,
+        worker=job.worker,
+        submitted=job.submitted,
+        started=job.started,
+        ended=job.ended,
+        cpu_seconds=used.cpu_seconds,
+        memory=used.memory if job.state != "done" else 0,
+        bytes_up=used.bytes_up,
+        bytes_down=used.bytes_down,
+        how=how,
+    )
+
+
+DNS_HITS = ("dns.hits", "dns.negative_hits", "dns.failure_hits", "dns.override_hits")
+
+
+def overview_of(info: PoolInfo, metrics: dict[str, float], now: float) -> Overview:
+    """The numbers that counters of the other plugins make."""
+
+    def whole(*names: str) -> int:
+        return int(sum(metrics.get(name, 0) for name in names))
+
+    hits = whole(*DNS_HITS)
+    questions = hits + whole("dns.misses", "dns.passed")
+    return Overview(
+        time=now,
+        started=info.started,
+        state=info.state,
+        workers=len(info.workers),
+        workers_missing=whole("pool.workers_silent"),
+        running=info.running,
+        idle=sum(worker.idle for worker in info.workers),
+        queued=info.queued,
+        done=info.done,
+        dns_questions=questions,
+        dns_hits=hits,
+        dns_hit_rate=hits / questions if questions else None,
+        tls_sessions=whole("tls.held"),
+        requests=whole("core.http_requests"),
+        model_calls=whole("inspect.calls"),
+        input_tokens=whole("inspect.input_tokens"),
+        output_tokens=whole("inspect.output_tokens"),
+        cost=metrics.get("inspect.cost"),
+        denials=whole("core.flows_denied", "core.dns_denied", "core.http_denied"),
+    )

@@ -1,0 +1,96 @@
+"""Where `agentfw top` has its facts from, over the control API of a pool that is made up."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from agentfw.cli.top.source import MISSING, PoolSource
+from agentfw.pool.jobs import Job, PoolError
+
+from tests.dashboard.fake import FakeObservatory
+from tests.pool.support import served
+
+
+def test_with_a_dashboard(tmp_path: Path, nothing_left: None) -> None:
+    async def body() -> None:
+        async with served(tmp_path / "s") as found:
+            fake = found.backend.observatory = FakeObservatory(40)
+            source = PoolSource(found.client)
+            assert source.where == str(tmp_path / "s")
+            seen = await source.look(0)
+            assert seen.missing == "" and seen.table.whole and len(seen.table.rows) == 40
+            assert seen.overview == await fake.overview()
+            assert seen.pool is not None and seen.here
+            fake.step()
+            again = await source.look(seen.table.since)
+            assert not again.table.whole and 0 < len(again.table.rows) < 10
+            id = fake.rows()[0].id
+            assert await source.agent(id) == await fake.agent(id) and await source.agent("no such") is None
+            assert await source.loaded() == await fake.loaded()
+            assert (await source.output("no-such")).data == b""
+
+    asyncio.run(body())
+
+
+def test_without_one(tmp_path: Path, nothing_left: None) -> None:
+    async def body() -> None:
+        async with served(tmp_path / "s") as found:
+            backend = found.backend
+            source = PoolSource(found.client)
+            code = "import sys; print('out ' * 50000, flush=True); sys.stderr.write('err'); "
+            ended = (await backend.submit(Job(mode="code", target=code + "sys.exit(3)", name="one"))).id
+            running = (await backend.submit(Job(mode="code", target=code + "import time; time.sleep(60)", labels={"a": "b"}))).id
+            await backend.wait(ended)
+            await anext(backend.output(running))
+            seen = await source.look(0)
+            assert seen.missing == MISSING and seen.table.whole and seen.table.since == 0
+            rows = {row.id: row for row in seen.table.rows}
+            assert (rows[ended].name, rows[ended].state, rows[ended].how) == ("one", "done", "code 3")
+            assert (rows[running].state, rows[running].how, rows[running].labels) == ("running", "", {"a": "b"})
+            assert (seen.overview.running, seen.overview.state) == (1, "ready") and seen.overview.dispatch.count == 0
+            story = await source.agent(ended)
+            assert story is not None and (story.exit_kind, story.exit_code, story.row) == ("code", 3, rows[ended])
+            assert await source.agent("no-such") is None and await source.loaded() is None
+            tail = await source.output(ended)
+            assert tail.data.endswith((b"out \n", b"err")) and len(tail.data) <= 2 << 16 and tail.before > 60_000
+            backend.observatory = FakeObservatory(4)
+            assert (await source.look(0)).missing == MISSING, "asked again only after it was lost"
+            await source.reconnect()
+            assert (await source.look(0)).missing == ""
+
+    asyncio.run(body())
+
+
+def test_a_pool_that_comes_back(tmp_path: Path, nothing_left: None) -> None:
+    async def body() -> None:
+        async with served(tmp_path / "s") as found:
+            client = found.client
+            source = PoolSource(client)
+            found.backend.observatory = FakeObservatory(4)
+            await source.look(0)
+        with pytest.raises(PoolError) as lost:
+            await source.look(1)
+        assert lost.value.code == "unavailable"
+        await source.reconnect()
+        async with served(tmp_path / "s") as found:
+            found.backend.observatory = FakeObservatory(6)
+            assert len((await source.look(0)).table.rows) == 6
+            await source.reconnect()
+
+    asyncio.run(body())
+
+
+def test_textual_is_imported_by_top_alone() -> None:
+    """`agentfw --help` looks at each command, and is as quick as before."""
+    code = (
+        "import sys\nfrom agentfw.cli import cli, status_of\n"
+        "for words in (['--help'], ['top', '--help'], ['ps', '--help']):\n"
+        "    status_of(lambda: cli.main(words, prog_name='agentfw', standalone_mode=False), words)\n"
+        "sys.exit(str([name for name in ('textual', 'rich', 'aiohttp') if name in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
+    assert done.stderr == "[]\n"
