@@ -22,6 +22,7 @@ __thread volatile sig_atomic_t runner_tick;
 static struct machine machine;
 static struct afw_vm_shm shm;
 static struct afw_window *window;
+static struct afw_sight *sight;
 static int ended, full;
 
 /* ---- what the cell's other files do for these; guest memory: vfs/guest_memory.c ---- */
@@ -93,7 +94,8 @@ static void configure(void)
     static const struct { uint32_t path; char text[15]; } link = {9, "/etc/link/tmp/a"};
     machine.vm.mem = mmap(0, MEMORY, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     window = calloc(1, AFW_WINDOW_DATA);
-    must(machine.vm.mem != MAP_FAILED && window, "the fuzzer's own memory");
+    sight = calloc(1, AFW_SIGHT_SIZE);
+    must(machine.vm.mem != MAP_FAILED && window && sight, "the fuzzer's own memory");
     record(AFW_REC_TMP, &tmp, sizeof tmp);
     record(AFW_REC_FILE, &file, 8 + 19);
     record(AFW_REC_SYMLINK, &link, 4 + 15);
@@ -109,10 +111,12 @@ static void begin(void)
     memset(&machine, 0, sizeof machine);
     memset(&shm, 0, sizeof shm);
     memset(window, 0, AFW_WINDOW_DATA);
+    memset(sight, 0, AFW_SIGHT_SIZE);
     machine.vm.mem = mem;
     machine.vm.ctl = (struct afw_ctl *)(mem + AFW_CTL);
     machine.vm.shm = &shm;
     machine.vm.window = window;
+    machine.vm.shared_sight = sight;
     machine.vm.memory_limit = MEMORY;
     machine.vm.vfs = vfs_new(&machine.vm);
     must(machine.vm.vfs != 0, "the fuzzer's own files");
@@ -217,7 +221,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     if (!ended)
         consume();
+    must(sight->n_ops <= AFW_SIGHT_OPS && sight->n_files <= AFW_SIGHT_FILES, "more is told than there is room for");
+    for (uint32_t i = 0; i < sight->n_ops; i++)
+        must(sight->op[i].count && sight->op[i].errors <= sight->op[i].count, "operations that were not");
     vfs_free(machine.vm.vfs);
     rules_free(rules);
+    sight_free(&machine.vm);
     return 0;
 }

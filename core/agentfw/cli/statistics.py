@@ -11,6 +11,8 @@ from ..histograms import BUCKET, SUM
 from .tables import as_json as tables_json
 
 if TYPE_CHECKING:
+    from agentfw_vmm import Sight
+
     from ..agents import VmReport
     from ..fleet import Result
     from ..reports import Table
@@ -133,9 +135,10 @@ def statistics_of(results: list[Result], counted: dict[str, Any], seconds: float
         ("thread switches", vm.get("n_switch", 0)),
         ("CPU seconds", f"{vm.get('cpu_ns', 0) / 1e9:.3f}"),
     ]  # fmt: skip
-    rows += _calls(results)
+    rows += _did([result.report.vm.sight for result in results if result.report.vm is not None])
     if vm.get("refused_paths") or vm.get("refused_calls"):
-        rows.append(("refused by their rules", f"{vm['refused_paths']} paths, {vm['refused_calls']} system calls"))
+        refused = f"{vm['refused_paths']} paths, {vm['refused_calls']} system calls"
+        rows.append(("refused by their rules", refused + _rules(results)))
     counters, hooks = split_hooks(counted)
     for name, value in sorted(counters.items()):
         if value or name in ALWAYS:
@@ -145,26 +148,34 @@ def statistics_of(results: list[Result], counted: dict[str, Any], seconds: float
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
 
-CALLS_SHOWN = 8
+SHOWN = 8
 
 
-def _calls(results: list[Result]) -> Iterator[tuple[str, str]]:
-    """Of all agents: the system calls that were made most, and those that took the host most time; files opened."""
+def _did(sights: list[Sight]) -> Iterator[tuple[str, str]]:
+    """Of all agents: the system calls that were made most, and those that took the host most time; files."""
     counts: Counter[str] = Counter()
-    seconds: dict[str, float] = {}
-    files = 0
+    seconds: Counter[str] = Counter()
+    for row in (row for sight in sights for row in sight.syscalls()):
+        counts[row.name] += row.count
+        seconds[row.name] += row.host_seconds  # type: ignore[assignment]
+    for title, found, show in (("most system calls", counts, str), ("longest in the host", seconds, _time)):
+        most = [f"{name} {show(value)}" for name, value in found.most_common(SHOWN) if value]
+        if most:
+            yield title, ", ".join(most)
+    if sights:
+        more = sum(sight.more_files for sight in sights)
+        yield "paths opened or refused", f"{sum(sight.files for sight in sights)}" + (f", and {more} opens more" if more else "")
+
+
+def _rules(results: list[Result]) -> str:
+    """Those that refused most."""
+    refused: Counter[str] = Counter()
     for result in results:
-        for row in result.report.vm.sight.syscalls() if result.report.vm is not None else ():
-            counts[row.name] += row.count
-            seconds[row.name] = seconds.get(row.name, 0.0) + row.host_seconds
-        files += result.report.vm.sight.files if result.report.vm is not None else 0
-    if counts:
-        most = ", ".join(f"{name} {count}" for name, count in counts.most_common(CALLS_SHOWN))
-        yield "most system calls", most
-    longest = sorted((item for item in seconds.items() if item[1] > 0), key=lambda item: -item[1])[:CALLS_SHOWN]
-    if longest:
-        yield "longest in the host", ", ".join(f"{name} {_time(spent)}" for name, spent in longest)
-    yield "files opened", str(files)
+        for file in result.report.vm.sight.opened() if result.report.vm is not None else ():
+            if file.rule:
+                refused[file.rule] += file.count
+    words = [f"{rule} {count}" for rule, count in refused.most_common(SHOWN)]
+    return f" ({', '.join(words)})" if words else ""
 
 
 def _number(value: float) -> str:
