@@ -8,7 +8,10 @@ from ipaddress import IPv4Network, IPv6Network
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    # Two are for plugins too, which know the core only.
+    from agentfw_vmm import OpenedFile as OpenedFile
     from agentfw_vmm import Sight, VmStatistics
+    from agentfw_vmm import SyscallCount as SyscallCount
 
 from . import statuses
 

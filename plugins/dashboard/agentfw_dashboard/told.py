@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from agentfw import ExitReport, dns_reply, dns_wire
 from agentfw.agents import VmReport
 from agentfw.reports import ExchangeReport, FlowReport, QuestionReport
@@ -16,11 +18,13 @@ from agentfw.views import (
     Syscall,
 )
 from agentfw.views import OpenedFile as Opened
-from agentfw_vmm import OpenedFile, SyscallCount
 from msgspec.structs import replace
 
 from .story import Called, Event, Refused, Story, cut
 from .wire import Row
+
+if TYPE_CHECKING:
+    from agentfw.agents import OpenedFile, SyscallCount
 
 TYPES = {
     1: "A", 2: "NS", 5: "CNAME", 6: "SOA", 12: "PTR", 15: "MX", 16: "TXT", 28: "AAAA", 33: "SRV", 64: "SVCB", 65: "HTTPS",
