@@ -209,7 +209,12 @@ def test_pages_and_help() -> None:
         assert "policy: default: deny" in text
         assert f"denied: {app.seen.overview.denials}, the last of them" in plain(app.first.query_one("#page", Page).lines)  # type: ignore[union-attr]
         text = await press(app, pilot, "3")
-        assert "/etc/agentfw/agentfw.toml" in text and "allow *.anthropic.com:443" in text and "dns 0.1.0  resolve" in text
+        assert (
+            "/etc/agentfw/agentfw.toml" in text
+            and "allow *.anthropic.com:443" in text
+            and "dns 0.1.0" in text
+            and "    resolve" in text
+        )
         text = await press(app, pilot, "question_mark")
         assert text.split("\n")[1] == "keys" and "page up, page down" in text
         await press(app, pilot, "escape")
@@ -288,7 +293,7 @@ def test_without_the_dashboard_it_says_so() -> None:
         await app.ask()
         await pilot.pause()
         assert MISSING[:40] in page(app)
-        assert "which this pool has not" in await press(app, pilot, "3")
+        assert "and was not told" in await press(app, pilot, "3")
 
     shown(body, size=(160, 24))
 

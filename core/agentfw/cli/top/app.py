@@ -248,7 +248,7 @@ class First(Screen[None]):
             return
         page = self.query_one("#page", Page)
         if self.page == "3":
-            page.show_lines(loaded_page(self.loaded))
+            page.show_lines(loaded_page(self.loaded, wide))
         elif seen is not None:
             workers = "" if seen.pool is None else workers_table(seen.pool, top.cores)
             page.show_lines(overview_page(seen.overview, workers, wide, top.glyphs))

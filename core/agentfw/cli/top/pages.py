@@ -5,6 +5,7 @@ Roles: "" plain, "b" bold, "dim", "good", "warn", "bad", "key" (a number's name)
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 
@@ -166,6 +167,8 @@ def denials(found: Sequence[Denial], columns: int, agent: bool = True) -> list[L
     for each in found:
         times = f" x{each.count}" if each.count > 1 else ""
         rule = f"{shown(each.plugin, 40)}: {shown(each.rule, 200)}" if each.rule else shown(each.plugin, 40)
+        if each.rule.startswith(f"{each.plugin}."):  # it says whose it is
+            rule = shown(each.rule, 200)
         spans: list[Span] = [(f"{clock(each.time)} ", "dim")]
         if agent:
             spans.append((fitted(each.agent or each.agent_id, 16) + " ", ""))
@@ -176,24 +179,22 @@ def denials(found: Sequence[Denial], columns: int, agent: bool = True) -> list[L
     return lines
 
 
-def loaded_page(loaded: Loaded | None) -> list[Line]:
-    """Policy and plugins, as they are in force."""
+def loaded_page(loaded: Loaded | None, columns: int) -> list[Line]:
+    """Policy and plugins, as they are in force. None: it is not known."""
     if loaded is None:
-        return [(("what is loaded is told by the plugin `dashboard`, which this pool has not", "dim"),)]
+        return [(("what is loaded is told by the plugin `dashboard`, and was not told", "dim"),)]
     lines: list[Line] = [(("file     ", "key"), (shown(loaded.file, 400) or "none: the defaults", ""))]
     lines += [(), _head("policy")]
     lines += [(("  " + shown(line, 400), ""),) for line in loaded.policy.rstrip("\n").split("\n")]
     lines += [(), _head("plugins, in the order in which they are called")]
     for plugin in loaded.plugins:
-        lines.append(
-            (
-                (f"{shown(plugin.name, 60)} ", "b"),
-                (shown(plugin.version, 40), "dim"),
-                ("  " + shown(", ".join(plugin.hooks), 400), ""),
-            )
-        )
+        lines.append(((f"{shown(plugin.name, 60)} ", "b"), (shown(plugin.version, 40), "dim")))
+        lines += _wrapped(", ".join(plugin.hooks), columns, "")
         lines += [(("    " + shown(line, 400), "dim"),) for line in plugin.table.rstrip("\n").split("\n") if line]
-        told = ", ".join(f"{shown(name, 60)} {words.number(value)}" for name, value in plugin.counters.items())
-        if told:
-            lines.append((("    ", ""), (shown(told, 1000), "key")))
+        told = [f"{shown(name, 60)} {words.number(value)}" for name, value in plugin.counters.items() if value]
+        lines += _wrapped(", ".join(told), columns, "key")
     return lines
+
+
+def _wrapped(text: str, columns: int, role: str) -> list[Line]:
+    return [(("    " + line, role),) for line in textwrap.wrap(shown(text, 2000), max(columns - 6, 20))]
