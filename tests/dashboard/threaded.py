@@ -37,9 +37,14 @@ class Serving:
         return f"http://127.0.0.1:{self.port}/"
 
     @property
-    def cookie(self) -> dict[str, str]:
+    def cookie(self) -> dict[str, str | bool]:
         """Of somebody who has logged in, for a browser."""
-        return {"name": self.access.cookie, "value": self.access.new_session(), "url": self.url}
+        value = self.access.new_session()
+        return {"name": self.access.cookie, "value": value, "url": self.url, "httpOnly": True, "sameSite": "Strict"}
+
+    def login(self) -> str:
+        """A link that logs in, once."""
+        return f"{self.url}login?code={self.access.new_code()}"
 
     def do(self, action: Callable[[], T]) -> T:
         """Between two of the server's own steps, so that it sees the made-up pool whole."""
