@@ -28,7 +28,7 @@ export class Agent {
     this.id = route.id;
     this.tab = TABS.some(([tab]) => tab === route.tab) ? route.tab : "output";
     this.story = null;
-    this.asked = 0;
+    this.asked = -Infinity;
     this.controller = new AbortController();
     this.panels = new Map();
     this.back = el("a.back", { href: hashOf("agents", { query: { filter: last.filter } }) }, "\u2190 Agents");
