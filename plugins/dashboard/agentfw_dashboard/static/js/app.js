@@ -2,7 +2,7 @@
 
 import { Agent } from "./agent.js";
 import { Agents } from "./agents.js";
-import { el, setText } from "./dom.js";
+import { el, icon, setText } from "./dom.js";
 import { age, compact } from "./format.js";
 import { shortcut, startKeys } from "./keys.js";
 import { Loaded } from "./loaded.js";
@@ -107,6 +107,18 @@ function measure() {
   document.documentElement.style.setProperty("--top", `${document.getElementById("top").offsetHeight}px`);
 }
 
+/** Ends the session; what is at the page's address then is the form to log in. */
+async function logOut() {
+  try {
+    await fetch("logout", { method: "POST", redirect: "manual" });
+  } finally {
+    location.replace(location.pathname);
+  }
+}
+
+const out = document.getElementById("logout");
+out.append(icon("M6.5 2.5h-3v11h3M10 5l3 3-3 3M13 8H6.5"));
+out.addEventListener("click", logOut);
 startTheme();
 startKeys();
 shortcut("g o", "Everywhere", "Overview", () => go(hashOf("overview")));

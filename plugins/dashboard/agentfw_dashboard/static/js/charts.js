@@ -26,8 +26,13 @@ export function thinned(columns, most = POINTS) {
     groups.map(({ begin, end }) => {
       if (which === 0) return column[end - 1];
       let sum = 0;
-      for (let at = begin; at < end; at += 1) sum += column[at];
-      return sum / (end - begin);
+      let known = 0;
+      for (let at = begin; at < end; at += 1) {
+        if (column[at] === null) continue; // not measured then: a gap in the line
+        sum += column[at];
+        known += 1;
+      }
+      return known ? sum / known : null;
     }),
   );
 }

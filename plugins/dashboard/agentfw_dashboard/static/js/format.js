@@ -66,7 +66,8 @@ export function age(seconds) {
 export function counter(name, value) {
   if (name.endsWith("_ns")) return duration(value / 1e9);
   if (/(^|_)bytes(_|$)|^memory_/.test(name)) return bytes(value);
-  return count(value);
+  if (!Number.isInteger(value) && Math.abs(value) < 1000) return digits(value);
+  return compact(value);
 }
 
 export function percent(share) {

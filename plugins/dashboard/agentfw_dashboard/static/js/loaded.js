@@ -1,7 +1,7 @@
 // The configuration in force: plugins in calling order, and the policy in words.
 
 import { el } from "./dom.js";
-import { compact } from "./format.js";
+import { counter } from "./format.js";
 import { ask } from "./store.js";
 import { harmless, harmlessLines, nameOf } from "./text.js";
 
@@ -56,7 +56,7 @@ export class Loaded {
     return el("li.card", {},
       el("header", {}, el("h3", {}, el("span.place", { "aria-hidden": "true" }, String(place)), el("bdi", {}, nameOf(plugin.name, 80))), el("span.muted", {}, harmless(plugin.version, 40))),
       plugin.hooks.length ? el("ul.hooks", { "aria-label": "Hooks" }, ...plugin.hooks.map((hook) => el("li.mono", {}, harmless(hook, 80)))) : null,
-      counters.length ? el("dl.counters", {}, ...counters.map(([name, value]) => el("div", {}, el("dt", {}, harmless(name, 60)), el("dd", {}, compact(value))))) : null,
+      counters.length ? el("dl.counters", {}, ...counters.map(([name, value]) => el("div", {}, el("dt", {}, harmless(name, 60)), el("dd", {}, counter(name, value))))) : null,
       zeros.length ? el("details", {}, el("summary", {}, `${zeros.length} at zero`), el("p.muted", {}, zeros.join(", "))) : null,
       plugin.table ? el("details", {}, el("summary", {}, "Table"), el("pre.output.wrap", { tabindex: 0, "aria-label": "Table" }, harmlessLines(plugin.table))) : null,
     );

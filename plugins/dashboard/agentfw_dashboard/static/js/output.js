@@ -50,6 +50,7 @@ export class Output {
     } catch (error) {
       if (error.aborted) return;
       setText(this.said, error.message);
+      ended = error.status === 404; // there will be none: of a single command, it goes to the terminal
     }
     if (!this.over && !ended) this.timer = setTimeout(() => this.#run(), EVERY);
   }

@@ -171,7 +171,7 @@ export class Overview {
     const now = store.overview;
     if (now === null) return;
     const history = now.history;
-    const lines = (...names) => thinned([history.map((each) => each.time), ...names.map((name) => history.map((each) => each[name]))]);
+    const lines = (...names) => thinned([history.map((each) => each.time), ...names.map((name) => history.map((each) => (name === "memory" && each.memory === 0 ? null : each[name])))]);
     const last = history.at(-1);
     this.#strip(now);
     const vms = now.warmup.reduce((sum, each) => sum + each, 0);
