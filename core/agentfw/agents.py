@@ -27,6 +27,9 @@ class Agent:
     job: str = field(default="", hash=False, compare=False, kw_only=True)
     """The run of a pool's job that it is: the job's id, with `.2` behind it if it is the second attempt; "" without a pool."""
 
+    capture: bool = field(default=False, hash=False, compare=False, kw_only=True)
+    """Whoever started it wants its traffic kept (the plugin `capture`)."""
+
     def __post_init__(self) -> None:
         if not self.id or len(self.name.encode()) > 128:
             raise ValueError("an agent needs an id, and a name of at most 128 bytes")

@@ -46,8 +46,8 @@ class RunConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     """Table [run]: defaults of the options of `agentfw run` (which go before). What is left out is the command's own default."""
 
     plugins: tuple[str, ...] | None = None
-    """Names or files, in calling order. Left out: dns, tls, policy, credentials, native, and each of inspect, audit and
-    otel that has a table; in pools that are services always inspect and dashboard, too."""
+    """Names or files, in calling order. Left out: dns, tls, policy, credentials, native, and each of inspect, audit,
+    capture and otel that has a table; in pools that are services always inspect and dashboard, too."""
     memory: str | None = None
     """Limit of a VM, `"512M"`, `"2G"`; left out: 512M."""
     timeout: float | None = None

@@ -219,11 +219,12 @@ class Fleet:
         name: str = "",
         labels: Mapping[str, str] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  # as subprocess.run() has it
+        capture: bool = False,
     ) -> Result:
         """Run `job` in a fresh VM to its end; all its output is in the sinks when this returns. Never raises for what the agent
-        does. `timeout`: seconds from here."""
+        does. `timeout`: seconds from here. `capture`: as `Agent.capture`."""
         number = next(self._numbers)
-        agent = Agent(f"{os.getpid()}-{number}", name or f"agent-{number}", labels or {})
+        agent = Agent(f"{os.getpid()}-{number}", name or f"agent-{number}", labels or {}, capture=capture)
         started = asyncio.get_running_loop().time()
         try:
             return await self._admitted(agent, job, streams, timeout, started)

@@ -252,7 +252,7 @@ def test_following_a_log_that_two_write_and_put_away(tmp_path: Path) -> None:
 
 
 LINE = {
-    "time": 1000.0, "event": "decision", "agent_id": "7k2m.2", "agent": "crawl-1", "labels": {"tenant": "red", "team": "x"},
+    "time": 1000.0, "event": "decision", "agent_id": "7k2m.2-9", "agent": "crawl-1", "labels": {"tenant": "red", "team": "x"},
     "destination": "https://[::1]:8443", "rule": "policy.deny: *.example (agentfw.toml:3)", "allowed": False,
 }  # fmt: skip
 
@@ -265,10 +265,11 @@ LINE = {
         ({"since": 1000.1}, False),
         ({"until": 1000.0}, False),
         ({"agents": ["crawl-*"]}, True),
-        ({"agents": ["7k2m.2", "other"]}, True),
+        ({"agents": ["7k2m.2-9", "other"]}, True),
         ({"agents": ["crawl"]}, False),
         ({"jobs": ["7k2m"]}, True),
         ({"jobs": ["7k2"]}, False),
+        ({"jobs": ["7k2m.2"]}, True),
         ({"tenants": ["red"]}, True),
         ({"tenants": ["blue"]}, False),
         ({"labels": {"team": "x", "tenant": "r*"}}, True),

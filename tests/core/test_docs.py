@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import agentfw_audit
+import agentfw_capture
 import agentfw_credentials
 import agentfw_dashboard
 import agentfw_dns_cache
@@ -138,13 +139,14 @@ async def test_the_counters_of_plugins_are_documented(tmp_path: Path) -> None:
         agentfw_inspect.Plugin(agentfw_inspect.Config()),
         agentfw_audit.Plugin(agentfw_audit.Config(file=str(tmp_path / "audit.log"))),
         agentfw_otel.Plugin(agentfw_otel.Config()),
+        agentfw_capture.Plugin(agentfw_capture.Config()),
         agentfw_dashboard.Plugin(agentfw_dashboard.Config(listen="")),
     ) as runtime:
         told: dict[str, set[str]] = {}
         for key in runtime.plugins.statistics():
             plugin, _, name = key.partition(".")
             told.setdefault(plugin, set()).add(name)
-    own = ("policy", "credentials", "native", "inspect", "audit", "otel", "dashboard")
+    own = ("policy", "credentials", "native", "inspect", "audit", "capture", "otel", "dashboard")
     documented = {plugin: counters(plugin) for plugin in own}
     documented["dns"] = rows((DOCS / "dns.md").read_text().split("\n## Counters\n")[1], 1)
     documented["tls"] = rows(CONFIGURATION.split("\n## [tls]\n")[1].split("\nCounters (")[1], 2)

@@ -20,6 +20,7 @@ import pytest
 from agentfw.mock_llm import CertificateAuthority
 from agentfw_credentials.search import Needles, forms
 
+from tests.capturing.support import load
 from tests.conftest import COMMAND
 
 from .test_model_calls import _children, _memory_holds
@@ -118,6 +119,7 @@ def test_a_secret_is_nowhere(
 ) -> None:
     file = tmp_path_factory.mktemp("secret") / "password"
     file.write_text(SECRETS["PASSWORD"] + "\n")
+    kept = tmp_path_factory.mktemp("kept")
     (tmp_path / "agent.py").write_text(AGENT)
     rules = "".join(
         f'[[credentials.rule]]\nhost = "{name}.test:{port}"\n{what}\n'
@@ -139,11 +141,15 @@ ca_files = ["ca.pem"]
 allow = ["*.test"]
 allow_addresses = ["127.0.0.1/32"]
 {rules}
+[audit]
+file = "{kept}/audit.jsonl"
+events = ["events", "decisions", "exchanges", "flows", "exits", "questions"]
+queries = true
 [credentials.command.print]
 argv = ["{sys.executable}", "-S", "-c", "import os; print(os.environ['REAL_COMMAND'])"]
 """)
     secret = {f"REAL_{name}": SECRETS[name] for name in ("HEADER", "QUERY", "COMMAND")}
-    command = [*COMMAND, "run", "-v", "--stats", "agent.py"]
+    command = [*COMMAND, "run", "-v", "--stats", "--har", str(kept / "agent.har"), "agent.py"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path,
                                env={**agentfw_environment, **secret})  # fmt: skip
     said: list[bytes] = []
@@ -182,6 +188,9 @@ argv = ["{sys.executable}", "-S", "-c", "import os; print(os.environ['REAL_COMMA
         b"asset-", b""
     )
     assert b"credentials.echoes_masked" in log
+    log_of_all, har = (kept / "audit.jsonl").read_bytes(), (kept / "agent.har").read_bytes()
+    assert log_of_all.count(b'"event":"exchange"') >= 28 and len(load(kept / "agent.har")["entries"]) >= 28
+    assert not NEEDLES.find(log_of_all) and not NEEDLES.find(har) and har.count(b"****") > 40
     for place in (Path(agentfw_environment["XDG_CACHE_HOME"]), tmp_path):
         for found in place.rglob("*"):
             if found.is_file():

@@ -15,7 +15,7 @@ from ..pool.routers import finish, pool_test, running
 from .queries import ALERTS, DASHBOARD, Query, faults, known, of_alerts, of_dashboard, panels, rules
 from .support import scrape
 
-PLUGINS = ("dns", "tls", "policy", "credentials", "native", "inspect", "audit", "otel", "dashboard")
+PLUGINS = ("dns", "tls", "policy", "credentials", "native", "inspect", "audit", "capture", "otel", "dashboard")
 
 
 def test_the_dashboard() -> None:

@@ -65,6 +65,8 @@ class Options:
     """Reads the configuration again."""
     python: str | None
     snapshot: str | None
+    har: bool
+    """What they say over HTTP is kept."""
     given: tuple[tuple[str, ...] | None, int | None]
     """What the command line itself says of preload and memory: of a snapshot with a name, no default of ours counts."""
 
@@ -111,6 +113,7 @@ Exit status: the program's; 128+n if signal n ended it (130: Ctrl-C, 137: killed
 @click.option(
     "--strace-size", type=click.IntRange(0, 1024), default=32, metavar="BYTES", help="Of a string that are shown.  [default: 32]"
 )
+@click.option("--har", type=click.Path(path_type=Path), metavar="FILE", help="Write what the agents say over HTTP there, as HAR.")
 @click.option("--trace-plugins", is_flag=True, envvar=TRACE_VARIABLES, help="Print each call of a plugin's hook on stderr.")
 @click.option("-q", "--quiet", is_flag=True, help="No notes on stderr, errors only.")
 @click.option("-v", "--verbose", count=True, help="More on stderr; -vv: debugging.")
@@ -136,6 +139,7 @@ def run(
     strace_out: Path | None,
     strace_calls: str | None,
     strace_size: int,
+    har: Path | None,
     trace_plugins: bool,
     quiet: bool,
     verbose: int,
@@ -153,11 +157,17 @@ def run(
     program: list[str] = ctx.meta["program"]
     if not program or (program[0] in ("-m", "-c") and (len(program) < 2 or not program[1])):
         raise click.UsageError("no program: name a script, `-m module`, `-c code` or `-`", ctx)
-    config = Config() if no_config else load_config(config_file)
+
+    def load(file: Path | None, pipes: bool = True) -> Config:
+        loaded = Config() if no_config else load_config(file, pipes=pipes)
+        return loaded if har is None else loaded.with_keys("capture", {"file": str(har.absolute()), "directory": ""})
+
+    config = load(config_file)
     table = config.run
     chosen = names(plugins) if plugins is not None else (pool_plugins if dashboard else chosen_plugins)(config)
+    also = {"capture": har is not None, "dashboard": dashboard}
     options = Options(
-        plugins=(*chosen, "dashboard") if dashboard and "dashboard" not in chosen else chosen,
+        plugins=(*chosen, *(name for name, wanted in also.items() if wanted and name not in chosen)),
         config=config,
         mounts=(*table.mount, *mounts),
         env={**config.run.env, **dict(variable(text) for text in env)},
@@ -172,9 +182,10 @@ def run(
         verbose=verbose,
         strace=strace_options(strace, strace_out, strace_calls, strace_size),
         trace_plugins=trace_plugins,
-        load=lambda: Config() if no_config else load_config(config_file or config.file, pipes=False),
+        load=lambda: load(config_file or config.file, pipes=False),
         python=python,
         snapshot=snapshot,
+        har=har is not None,
         given=(names(preload) if preload is not None else None, _memory(memory, config) if memory is not None else None),
     )
     if config.file is None and not no_config and "policy" in options.plugins:
@@ -444,7 +455,14 @@ async def _agents(
         return replace(job, env={**job.env, "AGENTFW_AGENT_INDEX": str(number), "AGENTFW_AGENT_COUNT": str(options.count)})
 
     runs = [
-        fleet.run(own(number), streams(number), name=f"agent-{number}", labels=options.labels, timeout=options.timeout)
+        fleet.run(
+            own(number),
+            streams(number),
+            name=f"agent-{number}",
+            labels=options.labels,
+            timeout=options.timeout,
+            capture=options.har,
+        )
         for number in range(1, options.count + 1)
     ]
     return list(await asyncio.gather(*runs)), captured

@@ -61,6 +61,7 @@ class Options:
 @click.option("--policy", metavar="NAME", help="Profile of the policy plugin.")
 @click.option("--timeout", metavar="TIME", help="Stop it after this time: 30, 90s, 5m.")
 @click.option("--retries", type=click.IntRange(0, 10), metavar="N", help="Run it again if its worker died under it.")
+@click.option("--har", is_flag=True, help="Keep what it says over HTTP: `agentfw har ID` has it then.")
 @click.option("--isolation", type=click.Choice(["cell", "process"]), help="What its VM shares a process with.")
 @click.option("--stdin", metavar="FILE|-", help="Its standard input.  [default: nothing]")
 @click.option("-n", "--count", type=click.IntRange(1, 100_000), default=1, metavar="COUNT", help="Submit it so many times.")
@@ -90,6 +91,7 @@ def submit(
     wait: bool,
     as_json: bool,
     quiet: bool,
+    har: bool,
     strace: str | None,
     strace_calls: str | None,
     strace_size: int | None,
@@ -110,6 +112,7 @@ def submit(
     fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     fields["env"] = dict(variable(text) for text in env)
     fields["labels"] = dict(label(text) for text in labels)
+    fields["capture"] = har
     if strace is not None or strace_calls is not None:
         size = {} if strace_size is None else {"size": strace_size}
         fields["strace"] = {"summary": strace == "summary", "calls": strace_calls or "", **size}

@@ -276,6 +276,14 @@ DASHBOARD: tuple[Declared, ...] = (
             {"dashboard.frames": "sent", "dashboard.frames_skipped": "skipped"}, "outcome"),
 )  # fmt: skip
 
+CAPTURE: tuple[Declared, ...] = (
+    counter("capture_agents", "Agents whose traffic was to be kept: captured, refused (too many others are).",
+            {"capture.agents": "captured", "capture.refused": "refused"}, "outcome"),
+    counter("capture_exchanges", "HTTP exchanges of captured agents: written, left out (the disk did not keep up, or is full).",
+            {"capture.exchanges": "written", "capture.left_out": "left_out"}, "outcome"),
+    counter("capture_failures", "Writes that failed.", "capture.failures"),
+)  # fmt: skip
+
 SECTIONS: dict[str, tuple[Declared, ...]] = {
     "Pool": POOL,
     "VMs": ENGINE,
@@ -290,6 +298,7 @@ SECTIONS: dict[str, tuple[Declared, ...]] = {
     "Plugin audit": AUDIT,
     "Plugin otel": OTEL,
     "Plugin dashboard": DASHBOARD,
+    "Plugin capture": CAPTURE,
 }
 CATALOG: tuple[Declared, ...] = tuple(declared for section in SECTIONS.values() for declared in section)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 GROUP = "agentfw.plugins"
 DEFAULT = ("dns", "tls", "policy", "credentials", "native")
-WITH_TABLE = ("inspect", "audit", "otel")
+WITH_TABLE = ("inspect", "audit", "capture", "otel")
 """These are used besides when agentfw.toml has their table."""
 IN_POOLS = ("inspect", "dashboard")
 """These are used besides in a pool that is a service (`agentfw pool start`)."""

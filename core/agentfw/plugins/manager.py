@@ -302,6 +302,11 @@ class PluginManager:
         """Some plugin may say "intercept" to TLS of agents' own."""
         return any(getattr(self._named[call.plugin], "intercepts", True) for call in self._calls["own_tls"])
 
+    @property
+    def captures(self) -> bool:
+        """Some plugin keeps the traffic of agents that are to be captured."""
+        return any(getattr(plugin, "captures", False) is True for plugin in self._named.values())
+
     async def request(self, agent: Agent, destination: Destination, head: RequestHead, tls: TlsInfo | None) -> None:
         await self._all("request", agent, destination, head, tls)
 

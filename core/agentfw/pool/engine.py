@@ -204,7 +204,7 @@ class Engine:
 
     def _agent(self, job_id: str, job: Job) -> Agent:
         """Of this run of the job."""
-        return Agent(f"{job_id}-{next(self._numbers)}", _name(job.name or job_id), _labels(job), job=job_id)
+        return Agent(f"{job_id}-{next(self._numbers)}", _name(job.name or job_id), _labels(job), job=job_id, capture=job.capture)
 
     async def _registered(self, run: Run, job_id: str, body: Coroutine[None, None, JobResult]) -> JobResult:
         """While it runs it is known by its id."""

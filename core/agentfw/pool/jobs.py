@@ -109,6 +109,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     limits: Limits = Limits()
     strace: Trace | None = None
     """Its system calls are printed. It has a process of its own then, which is started for it."""
+    capture: bool = False
+    """What it says over HTTP is kept as a HAR file, by the pool's plugin `capture`."""
     retries: Annotated[int, Meta(ge=0, le=10)] = 0
     """How often it may be run again from its beginning when its worker or cell died under it (not when it failed by itself)."""
 

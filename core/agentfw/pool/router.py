@@ -206,6 +206,9 @@ class Router:
         if self.pool.template(job.template) is None:
             known = ", ".join(sorted({DEFAULT_TEMPLATE, *self.pool.templates}))
             raise PoolError("bad_job", f"there is no template `{job.template[:64]}` (there are: {known})")
+        if job.capture and self.runtime is not None and not self.runtime.plugins.captures:
+            hint = "give its agentfw.toml a table [capture] with a `directory`"
+            raise PoolError("bad_job", "this pool captures no traffic", hint)
         most = self._tenant(job.tenant).queued
         if len(self._waiting) >= self.pool.queue and not self._at_once(job.tenant):
             self._full(f"{len(self._waiting)} jobs wait (`queue`)")

@@ -76,6 +76,8 @@ class JobOptions(TypedDict, total=False):
     """Its system calls are printed on its stderr: all of them, or as the fields of `Trace` say."""
     retries: int
     """How often it may be run again, from its beginning, when the machinery under it failed."""
+    capture: bool
+    """What it says over HTTP is kept as a HAR file, by the pool's plugin `capture`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +237,7 @@ def make_job(
         "labels": {**options.get("labels", {}), **(given.labels or {})},
         "limits": _limits(options),
     }
-    for name in ("policy", "tenant", "template", "isolation", "retries"):
+    for name in ("policy", "tenant", "template", "isolation", "retries", "capture"):
         if name in options:
             fields[name] = options[name]
     traced = options.get("strace")

@@ -129,8 +129,8 @@ def _events(texts: Sequence[str]) -> Callable[[Line], bool]:
 
 
 def _jobs(ids: Sequence[str]) -> Callable[[Line], bool]:
-    """All attempts of each, and what it is a copy of is not."""
-    match = _matcher([*ids, *(f"{job_id}.*" for job_id in ids)])
+    """All attempts of each, and the agents that they were (`ID-7`, `ID.2-9`); what it is a copy of is not."""
+    match = _matcher([text for job_id in ids for text in (job_id, f"{job_id}.*", f"{job_id}-*")])
     return lambda line: match(line.job) or match(line.agent_id)
 
 

@@ -127,7 +127,8 @@ class ExitLine(_Line, frozen=True):
 
 
 class JobLine(_Line, frozen=True):
-    """job: what became of one. `agent_id` is the attempt's, as in the agent's own lines; `agent` the job's name, else its id."""
+    """job: what became of one. `agent_id` is the attempt's ("ID", "ID.2"), to which the agent's own lines add a number
+    ("ID.2-9"); `agent` the job's name, else its id."""
 
     what: str
     """"submitted", "dispatched", "signalled" (9: killed), "fed", "forked", "retried", "ended", "read" (its output)."""

@@ -1,0 +1,48 @@
+"""`agentfw har`: what a pool's job said over HTTP."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from agentfw.cli.connect import Where, about, complete_ids, pool_options, talk
+from agentfw.cli.options import RunError
+from agentfw.cli.output import say
+
+if TYPE_CHECKING:
+    from agentfw.pool.client import HttpBackend
+
+
+@click.command()
+@click.argument("job_id", metavar="ID", shell_complete=complete_ids)
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write it there.  [default: ID.har]")
+@click.option("--stdout", is_flag=True, help="Print it instead.")
+@pool_options
+def har(where: Where, job_id: str, output: Path | None, stdout: bool) -> None:
+    """Fetch what a job said over HTTP, as HAR 1.2: of one that was submitted with `--har`.
+
+    Also while it runs. Of a job that was begun again: what the last attempt said.
+    """
+    if stdout and output is not None:
+        raise click.UsageError("`--output` or `--stdout`")
+
+    async def body(pool: HttpBackend) -> bytes:
+        import msgspec
+
+        info = await about(pool, job_id, pool.info(job_id))
+        run = info.id if info.attempt == 1 else f"{info.id}.{info.attempt}"
+        return bytes(await pool.plugin("capture", "har", {"id": run}, kind=msgspec.Raw))
+
+    data = talk(where, body)
+    if stdout:
+        sys.stdout.buffer.write(data + b"\n")
+        return
+    path = output or Path(f"{job_id}.har")
+    try:
+        path.touch(0o600)
+        path.write_bytes(data + b"\n")
+    except OSError as error:
+        raise RunError(f"cannot write `{path}`: {error.strerror}") from None
+    say(f"{path}: {len(data)} bytes")

@@ -1,0 +1,32 @@
+"""Table [capture]."""
+
+from __future__ import annotations
+
+import msgspec
+from agentfw import ConfigError
+
+
+class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Table [capture]: HAR files of what single agents say over HTTP."""
+
+    directory: str = ""
+    """Where files go, one an agent, named after it, relative to agentfw.toml; mode 0600, and nowhere that agents see. It must be
+    there. Without one nobody is captured, but with `agentfw run --har`."""
+    file: str = ""
+    """One file for all agents instead, written anew at the start; `agentfw run --har FILE` sets it."""
+    labels: dict[str, str] = {}
+    """Agents with all of these are captured though they did not ask. Empty: none is."""
+    body_bytes: int = 65536
+    """Of each body; the rest is left out, and counted."""
+    max_bytes: int = 64 << 20
+    """Of a file; exchanges that come after it is full are counted only."""
+
+    def __post_init__(self) -> None:
+        for name, least, most in (("body_bytes", 0, 16 << 20), ("max_bytes", 65536, 1 << 30)):
+            if not least <= getattr(self, name) <= most:
+                raise ConfigError(name, f"must be from {least} to {most}")
+        for name in ("directory", "file"):
+            if "\0" in getattr(self, name):
+                raise ConfigError(name, "must be a path")
+        if self.directory and self.file:
+            raise ConfigError("file", "a file for all, or a directory with a file for each")

@@ -1,0 +1,182 @@
+"""One exchange as it is met, and the HAR entry that becomes of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from agentfw import RequestHead, ResponseHead
+from agentfw.http1 import Headers
+from agentfw.reports import ExchangeReport
+
+from . import har, masks
+
+MARGIN = 20_000
+"""Bytes of a body that are kept beyond what is shown, so that a secret that is cut there is seen whole, and masked."""
+
+
+class Body:
+    """The beginning of one, as it streams."""
+
+    __slots__ = ("_left", "pieces", "size")
+
+    def __init__(self, most: int) -> None:
+        self._left = most + MARGIN
+        self.pieces: list[bytes] = []
+        self.size = 0
+
+    def add(self, piece: bytes) -> int:
+        """-> bytes that were kept."""
+        self.size += len(piece)
+        if self._left <= 0 or not piece:
+            return 0
+        kept = bytes(piece[: self._left])
+        self._left -= len(kept)
+        self.pieces.append(kept)
+        return len(kept)
+
+    def data(self) -> bytes:
+        return b"".join(self.pieces)
+
+
+class Exchange:
+    """`agent`: its id. `held`: bytes of bodies."""
+
+    def __init__(self, agent: str, most: int) -> None:
+        self.agent = agent
+        self.began = time.time()
+        self.request: RequestHead | None = None
+        """As the agent wrote it: a copy."""
+        self.response: ResponseHead | None = None
+        """As it is sent to the agent, once it was: hooks may still change it."""
+        self.sent = Body(most)
+        self.received = Body(most)
+        self.held = 0
+        self.report: ExchangeReport | None = None
+
+
+def entry(exchange: Exchange, most: int, redact: Callable[[bytes], bytes]) -> har.Entry:
+    """`redact` raises what the hook raises. Texts are masked one by one: across JSON's own marks nothing would be found."""
+    report = exchange.report
+    assert report is not None
+
+    def clean(text: str) -> str:
+        return redact(text.encode("utf-8", "surrogatepass")).decode("utf-8", "replace")
+
+    connected = report.connected
+    first = report.first_byte
+    waits = max(0.0, (first if first is not None else report.seconds) - (connected or 0.0))
+    timings = har.Timings(
+        connect=-1.0 if connected is None or report.reused else round(connected * 1000, 3),
+        send=0.0,
+        wait=round(waits * 1000, 3),
+        receive=round(max(0.0, report.seconds - first) * 1000, 3) if first is not None else 0.0,
+    )
+    return har.Entry(
+        pageref=exchange.agent,
+        startedDateTime=har.moment(exchange.began),
+        time=round(sum(part for part in (timings.connect, timings.send, timings.wait, timings.receive) if part > 0), 3),
+        request=_request(exchange, report, most, redact, clean),
+        response=_response(exchange, report, most, redact, clean),
+        cache={},
+        timings=timings,
+        comment=_comment(report),
+        exchange=report.exchange,
+        error=clean(report.error),
+        rule=clean(report.denied_rule),
+    )
+
+
+def _comment(report: ExchangeReport) -> str:
+    if report.denied_rule:
+        return "Refused by a rule; the server never saw it."
+    if report.upgraded:
+        return "It became another protocol, of which nothing is kept."
+    return ""
+
+
+def _request(
+    exchange: Exchange, report: ExchangeReport, most: int, redact: Callable[[bytes], bytes], clean: Callable[[str], str]
+) -> har.Request:
+    head = exchange.request
+    target = masks.target(head.target if head is not None else report.target)
+    headers = head.headers if head is not None else Headers()
+    kind = clean(headers.get("content-type", "") or "")
+    post = None
+    if exchange.sent.size or (head is not None and "content-length" in headers):
+        data, notes = _shown(exchange.sent, [], most, redact)
+        if kind.partition(";")[0].strip().lower() == "application/x-www-form-urlencoded":
+            data = masks.query(data.decode("latin-1")).encode("latin-1")
+        text, encoding = har.text_of(data)
+        post = har.PostData(mimeType=kind, text=text, encoding=encoding, comment=notes)
+    asked = clean(target)
+    return har.Request(
+        method=clean(report.method),
+        url=f"{report.destination.scheme}://{report.destination.authority}{asked}",
+        httpVersion=f"HTTP/{head.version}" if head is not None else "HTTP/1.1",
+        cookies=_cookies(headers, "cookie", clean),
+        headers=_headers(headers, clean),
+        queryString=[har.Pair(name=name, value=value) for name, value in masks.pairs(asked.partition("?")[2])],
+        headersSize=-1,
+        bodySize=exchange.sent.size,
+        postData=post,
+    )
+
+
+def _response(
+    exchange: Exchange, report: ExchangeReport, most: int, redact: Callable[[bytes], bytes], clean: Callable[[str], str]
+) -> har.Response:
+    head = exchange.response
+    if head is None or report.status != head.status:  # ours, or none
+        why = "made by agentfw" if report.status else "none came"
+        content = har.Content(size=0, mimeType="application/json" if report.status else "", comment=why)
+        return har.Response(
+            status=report.status, statusText="", httpVersion="HTTP/1.1", cookies=[], headers=[], content=content, redirectURL="",
+            headersSize=-1, bodySize=-1,
+        )  # fmt: skip
+    encodings = head.headers.tokens("content-encoding")
+    data, notes = _shown(exchange.received, encodings, most, redact)
+    text, encoding = har.text_of(data)
+    whole = exchange.received.size
+    plain = not encodings or encodings == ["identity"]
+    content = har.Content(
+        size=whole if plain else len(data),
+        mimeType=clean(head.headers.get("content-type", "") or ""),
+        compression=None if plain or notes else len(data) - whole,
+        text=text,
+        encoding=encoding,
+        comment=notes,
+    )
+    return har.Response(
+        status=head.status,
+        statusText=clean(head.reason),
+        httpVersion=f"HTTP/{head.version}",
+        cookies=_cookies(head.headers, "set-cookie", clean),
+        headers=_headers(head.headers, clean),
+        content=content,
+        redirectURL=masks.target(clean(head.headers.get("location", "") or "")),
+        headersSize=-1,
+        bodySize=whole,
+    )
+
+
+def _shown(body: Body, encodings: list[str], most: int, redact: Callable[[bytes], bytes]) -> tuple[bytes, str]:
+    """(the body as it is shown, what is to be said about it)."""
+    data, note = har.inflated(body.data(), encodings, most + MARGIN)
+    data = redact(data)
+    notes = [note] if note and note != "cut" else []
+    if len(data) > most or note == "cut" or body.size > sum(map(len, body.pieces)):
+        notes.append(f"the first {min(len(data), most)} bytes")
+    return data[:most], "; ".join(notes)
+
+
+def _headers(headers: Headers, clean: Callable[[str], str]) -> list[har.Pair]:
+    return [
+        har.Pair(name=clean(name), value=clean(masks.target(value) if name.lower() == "location" else masks.header(name, value)))
+        for name, value in headers
+    ]
+
+
+def _cookies(headers: Headers, name: str, clean: Callable[[str], str]) -> list[har.Pair]:
+    names = masks.cookie_names(headers.get_all(name), set_=name == "set-cookie")
+    return [har.Pair(name=clean(each), value=masks.MASKED) for each in names]
