@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+
 from agentfw.metrics.exposition import expose
+from agentfw.metrics.processes import measure
 from agentfw.pool.authority import RouterLink
 from agentfw.runtime import Runtime
 
@@ -14,7 +18,10 @@ def metrics_of(runtime: Runtime) -> Metrics:
 
     async def metrics(accept: str) -> tuple[bytes, str]:
         link = runtime.pool
-        values = await link.backend.metrics() if isinstance(link, RouterLink) else dict(runtime.statistics())
-        return expose(values, accept)
+        if isinstance(link, RouterLink):
+            values = await link.backend.metrics()
+        else:
+            values = {**runtime.statistics(), **await asyncio.to_thread(measure, {"run": os.getpid()})}
+        return await asyncio.to_thread(expose, values, accept)
 
     return metrics
