@@ -1,4 +1,4 @@
-"""What it costs to see everything: model calls of a fleet with the dashboard (one who watches), the audit of all events and `inspect`.
+"""What seeing everything costs: a fleet's model calls with `inspect`, all of `audit`, and the dashboard with one who watches.
 
     python bench/observe.py [--agents 32] [--seconds 4] [--rounds 8] [--variants off,all]
 
@@ -128,7 +128,7 @@ async def compare(place: World, folder: Path, options: argparse.Namespace) -> di
                 if turn:  # the first is for warming up
                     found[variant].append(result)
                 await settled(0.3)
-    return {variant: {"cpu_ms": [each[0] for each in rows], "rate": [each[1] for each in rows]} for variant, rows in found.items()}
+    return {name: {"cpu_ms": [each[0] for each in rows], "rate": [each[1] for each in rows]} for name, rows in found.items()}
 
 
 def report(figures: dict[str, Any]) -> None:
@@ -145,9 +145,12 @@ def report(figures: dict[str, Any]) -> None:
 
 def main() -> None:
     options = arguments()
-    with tempfile.TemporaryDirectory(prefix="agentfw-observe-") as name, world(Path(name), options.workers, 0) as place:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            figures = runner.run(compare(place, Path(name), options))
+    with (
+        tempfile.TemporaryDirectory(prefix="agentfw-observe-") as name,
+        world(Path(name), options.workers, 0) as place,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        figures = runner.run(compare(place, Path(name), options))
     report(figures)
     if options.json:
         options.json.write_text(json.dumps(figures))

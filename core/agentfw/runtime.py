@@ -100,6 +100,7 @@ class Runtime:
         self._started = True
         try:
             await self.plugins.start(self)
+            self.plugins.later.begin(self.loop)
             self._watchdog.start()
         except BaseException:
             await self.stop()

@@ -195,6 +195,7 @@ async def running(*plugins: object) -> AsyncIterator[Runtime]:
     """A started runtime."""
     runtime = make_runtime(*plugins)
     await runtime.start()
+    runtime.plugins.later.end()  # all at once, as tests look
     try:
         yield runtime
     finally:

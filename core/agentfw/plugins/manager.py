@@ -9,7 +9,9 @@ To add a hook: its specification in `agentfw.hookspecs`, and a method here that 
     _gather(hook, fits, what)    what everybody returns, by plugin, never awaited; failures are logged
 
 A plugin may have an attribute `idle_hooks`, names of hooks of the telling kind (`_tell`) that it has but does not want called: it
-is looked at when plugins are compiled, after each reload, and when somebody says so (`arrange()`).
+is looked at when plugins are compiled, after each reload, and when somebody says so (`arrange()`). Likewise `later_hooks`: those
+that it can be told a moment later, many at once (`news`): before `exit`, before counters are asked for, and before the end at the
+latest.
 
 All that a hook may do wrong is seen to there.
 """
@@ -36,6 +38,7 @@ from .discovery import available
 from .failures import FailureLog
 from .fitting import check_fit
 from .limits import Limits, hook_names
+from .news import Later
 from .reloading import Prepared
 
 if TYPE_CHECKING:
@@ -74,6 +77,9 @@ class PluginManager:
         self._every: dict[str, tuple[Call, ...]] = dict.fromkeys(hook_names(), ())
         self._calls: dict[str, tuple[Call, ...]] = dict(self._every)
         """Without those that are not wanted at the moment."""
+        self._told: dict[str, tuple[tuple[Call, ...], tuple[Call, ...]]] = dict.fromkeys(hook_names(), ((), ()))
+        """Of hooks that tell: who is told at once, and who later."""
+        self.later = Later(self._tell_one)
         self._permissions: dict[tuple[str, str], Decision] = {}
         self._never_started: set[str] = set()
         self.failures = FailureLog()
@@ -109,11 +115,15 @@ class PluginManager:
         self.trace(self._trace)
 
     def arrange(self) -> None:
-        """Ask the plugins anew which hooks they do not want (`idle_hooks`)."""
-        idle = {name: _idle(name, plugin) for name, plugin in self._named.items()}
+        """Ask the plugins anew which hooks they do not want (`idle_hooks`), and which only later (`later_hooks`)."""
+        self.later.deliver()
+        idle = {name: _listed(name, plugin, "idle_hooks") for name, plugin in self._named.items()}
+        later = {name: _listed(name, plugin, "later_hooks") for name, plugin in self._named.items()}
         for hook, calls in self._every.items():
             wanted = tuple(call for call in calls if hook not in idle[call.plugin]) if hook in TELLING else calls
             self._calls[hook] = wanted
+            late = [call for call in wanted if hook in TELLING and hook in later[call.plugin]]
+            self._told[hook] = tuple(call for call in wanted if call not in late), tuple(late)
 
     def _place(self, implementation: pluggy.HookImpl) -> tuple[int, int]:
         """In calling order: who asked to be first, the others, who asked to be last; among them as they were named."""
@@ -183,6 +193,7 @@ class PluginManager:
                 raise call.nonsense(result)
 
     async def stop(self) -> None:
+        self.later.end()
         for call in reversed(self._calls["stop"]):
             if call.plugin not in self._never_started:
                 await self._tell_later(call)
@@ -317,6 +328,7 @@ class PluginManager:
         await self._all("response", agent, destination, request, head)
 
     def exit(self, agent: Agent, report: ExitReport) -> None:
+        self.later.deliver()  # what it did, before its end
         self._tell("exit", agent, report)
 
     def dispatched(self, agent: Agent, report: DispatchReport) -> None:
@@ -380,12 +392,14 @@ class PluginManager:
 
     def tables(self) -> list[Table]:
         """Of all plugins, in their order; what is no table is logged and left out."""
+        self.later.deliver()
         return [
             table for _, tables in self._gather("tables", _is_tables, "a list of tables") for table in cast("list[Table]", tables)
         ]
 
     def statistics(self) -> dict[str, int | float]:
         """Counters by "plugin.name"; what is no number is logged and left out."""
+        self.later.deliver()
         found = self._gather("statistics", _is_numbers, "numbers by name")
         return {
             f"{plugin}.{name}": value for plugin, numbers in found for name, value in cast("dict[str, float]", numbers).items()
@@ -476,12 +490,22 @@ class PluginManager:
 
     def _tell(self, hook: str, *args: object) -> None:
         """Everybody, never awaited, whatever one of them does: failures are logged."""
-        for call in self._calls[hook]:
-            try:
-                if (result := call.now(args)) is not None:
-                    raise call.nonsense(result)
-            except AgentfwError as error:
-                self._log(call, error)
+        now, later = self._told[hook]
+        for call in now:
+            self._tell_one(call, args)
+        if later:
+            if self.later.open:
+                self.later.add(later, args)
+            else:
+                for call in later:
+                    self._tell_one(call, args)
+
+    def _tell_one(self, call: Call, args: tuple[object, ...]) -> None:
+        try:
+            if (result := call.now(args)) is not None:
+                raise call.nonsense(result)
+        except AgentfwError as error:
+            self._log(call, error)
 
     def _gather(self, hook: str, fits: Callable[[object], bool], what: str, *args: object) -> list[tuple[str, object]]:
         """(plugin, result) of everybody who returns something; what does not fit, and failures, are logged and left out."""
@@ -522,14 +546,14 @@ def _compiled(hook: str, implementation: pluggy.HookImpl, argnames: Iterable[str
     return Call(implementation.plugin_name, hook, function, names)
 
 
-def _idle(name: str, plugin: object) -> frozenset[str]:
-    """One that does not say it right wants all."""
+def _listed(name: str, plugin: object, attribute: str) -> frozenset[str]:
+    """One that does not say it right wants all, and at once."""
     if isinstance(plugin, type):  # which is only looked at
         return frozenset()
     try:
-        return frozenset(getattr(plugin, "idle_hooks", ()))
+        return frozenset(getattr(plugin, attribute, ()))
     except Exception as error:
-        log.error("plugin `%s` failed in `idle_hooks`: %s", name, type(error).__name__)
+        log.error("plugin `%s` failed in `%s`: %s", name, attribute, type(error).__name__)
         return frozenset()
 
 

@@ -32,9 +32,10 @@ def make_runtime(*plugins: object, config: Config | Mapping[str, Any] | None = N
 
 @asynccontextmanager
 async def running(*plugins: object, config: Config | Mapping[str, Any] | None = None) -> AsyncIterator[Runtime]:
-    """`make_runtime()`, started and stopped."""
+    """`make_runtime()`, started and stopped. Plugins are told all at once, also what they could be told later (`later_hooks`)."""
     runtime = make_runtime(*plugins, config=config)
     await runtime.start()
+    runtime.plugins.later.end()
     try:
         yield runtime
     finally:

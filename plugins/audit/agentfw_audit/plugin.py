@@ -137,6 +137,8 @@ class Plugin:
 
     # -- lines
 
+    later_hooks = frozenset(HOOKS.values())
+
     @property
     def idle_hooks(self) -> frozenset[str]:
         """What the table does not ask for is not called."""

@@ -92,6 +92,8 @@ class Collector:
 
     # -- hooks
 
+    later_hooks = frozenset({"audit", "exchange_end", "flow_end", "model_call", "question_end"})
+
     @hookimpl
     def admit(self, agent: Agent) -> None:
         self._story(agent)

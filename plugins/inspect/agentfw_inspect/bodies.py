@@ -27,6 +27,8 @@ DOCUMENT_MAX = 1 << 20
 TAIL = 16 << 10
 EXPANSION = 16 << 20
 """Bytes that one piece of a compressed body may become."""
+UNREAD = 16 << 10
+"""Bytes of a body that need not be read at once: not between other things that have to be done, but when all is over."""
 MARKS = 1 << 17
 """Lines, or brackets and quotes, in what such a piece becomes: each takes its time, which all agents wait for. (15 KB can become
 8 million lines; what providers send has some 100 bytes a line.)"""
@@ -80,18 +82,35 @@ class RequestWatch:
     """A BodyTransform that changes nothing. `done` is called when all is known that will be."""
 
     same_length = True
-    __slots__ = ("_done", "_kept", "_room", "_size", "_text", "max_tokens", "model", "streamed")
+    __slots__ = ("_done", "_kept", "_max_tokens", "_model", "_room", "_size", "_streamed", "_text", "_unread")
 
-    def __init__(self, readable: bool, done: Callable[[], None], room: Room | None = None) -> None:
-        """`readable`: not compressed. `release()` must follow."""
+    def __init__(self, readable: bool, done: Callable[[], None] | None, room: Room | None = None) -> None:
+        """`readable`: not compressed. `done` None: nobody waits for what it says. `release()` must follow."""
         self._kept: bytearray | None = bytearray() if readable else None
         self._room = room or Room()
         self._size = 0
         self._text: int | None = None
         self._done = done
-        self.model = ""
-        self.max_tokens: int | None = None
-        self.streamed = False
+        self._unread = b""
+        """Whole, and yet to be read."""
+        self._model = ""
+        self._max_tokens: int | None = None
+        self._streamed = False
+
+    @property
+    def model(self) -> str:
+        self._settle()
+        return self._model
+
+    @property
+    def max_tokens(self) -> int | None:
+        self._settle()
+        return self._max_tokens
+
+    @property
+    def streamed(self) -> bool:
+        self._settle()
+        return self._streamed
 
     def __call__(self, piece: bytes, last: bool) -> bytes:
         self._size += len(piece)
@@ -101,15 +120,36 @@ class RequestWatch:
                 self.release()
                 if kept:
                     kept += piece
-                self._read(bytes(kept) if kept else piece, whole=last)
-                self._done()
+                self._take(bytes(kept) if kept else piece, whole=last)
             else:
                 kept += piece  # not a list of pieces: an agent may send one byte at a time, and each would take 42
                 self._room.left -= len(piece)
         return piece
 
+    def _take(self, data: bytes, whole: bool) -> None:
+        if self._done is not None:
+            self._read(data, whole)
+            self._done()
+        elif whole and len(data) <= min(UNREAD, self._room.left):
+            self._unread = data
+            self._room.left -= len(data)
+        else:
+            self._read(data, whole)
+
+    def _settle(self) -> None:
+        """Read what has not been."""
+        data = self._unread
+        if data:
+            self._forget_unread()
+            self._read(data, whole=True)
+
+    def _forget_unread(self) -> None:
+        self._room.left += len(self._unread)
+        self._unread = b""
+
     def release(self) -> None:
         """Nothing more is kept. Idempotent."""
+        self._forget_unread()
         if self._kept is not None:
             self._room.left += len(self._kept)
             self._kept = None
@@ -117,6 +157,7 @@ class RequestWatch:
     @property
     def tokens(self) -> int:
         """An estimate of the prompt's."""
+        self._settle()
         text = self._size if self._text is None else self._text
         return -(-text // CHARACTERS_A_TOKEN)
 
@@ -125,19 +166,19 @@ class RequestWatch:
             found = _MODEL.match(data, 0, 4096)
             if found is not None:
                 with contextlib.suppress(msgspec.DecodeError):  # control characters, or no UTF-8
-                    self.model = shown(msgspec.json.decode(found[1], type=str), MAX_MODEL)
+                    self._model = shown(msgspec.json.decode(found[1], type=str), MAX_MODEL)
             return
         try:
             request = _request.decode(data)
         except (msgspec.DecodeError, RecursionError):
             return
-        self.model = shown(request.model or "", MAX_MODEL)
-        self.streamed = bool(request.stream)
+        self._model = shown(request.model or "", MAX_MODEL)
+        self._streamed = bool(request.stream)
         limits = [request.max_tokens, request.max_completion_tokens, request.max_output_tokens]
         if request.generationConfig is not None:
             limits.append(request.generationConfig.max_output_tokens)
         given = [limit for limit in limits if limit is not None and limit > 0]
-        self.max_tokens = max(given) if given else None
+        self._max_tokens = max(given) if given else None
         prompts = (request.messages, request.input, request.prompt, request.contents)
         parts = (*prompts, request.system, request.instructions, request.tools)
         self._text = sum(_text_size(part) for part in parts if part)
@@ -165,20 +206,42 @@ Events = EventStream | ArrayStream
 class ResponseWatch:
     """An observer of a response's body. `clock` gives loop.time(); nothing that a server sends makes it raise."""
 
-    __slots__ = ("_clock", "_dialect", "_document", "_inflate", "_size", "_stream", "first_token", "reading", "unreadable")
+    __slots__ = (
+        "_clock", "_dialect", "_document", "_inflate", "_reading", "_size", "_stream", "_unread", "_unreadable",
+        "first_token",
+    )  # fmt: skip
 
     def __init__(self, provider: str, operation: str, pieces: bool, reading: Reading, clock: Callable[[], float]) -> None:
-        self.reading = reading
+        self._reading = reading
         self.first_token: float | None = None
         """clock() at the first piece of content of a stream."""
-        self.unreadable = 0
-        """Documents, events and bodies that were not what they should be."""
+        self._unreadable = 0
         self._clock = clock
         self._dialect: Dialect | None = _dialect(provider, operation)
         self._stream: Events | None = ArrayStream() if pieces else None
         self._document = bytearray()
         self._size = 0
         self._inflate: Inflate | None = None
+        self._unread = b""
+        """A whole document that has yet to be read."""
+
+    @property
+    def reading(self) -> Reading:
+        """What it says."""
+        self.settle()
+        return self._reading
+
+    @property
+    def unreadable(self) -> int:
+        """Documents, events and bodies that were not what they should be."""
+        self.settle()
+        return self._unreadable
+
+    def settle(self) -> None:
+        """Read what has not been: it is over."""
+        data, self._unread = self._unread, b""
+        if data:
+            self._read(data)
 
     def begin(self, content_type: str, encodings: list[str]) -> None:
         """By the head's `Content-Type` and `Content-Encoding`."""
@@ -202,7 +265,7 @@ class ResponseWatch:
         return 0 if self._stream is None else self._stream.oversize
 
     def _give_up(self) -> None:
-        self.unreadable += 1
+        self._unreadable += 1
         self._dialect = None
         self._document = bytearray()
         self._stream = None if self._stream is None else type(self._stream)()
@@ -228,17 +291,17 @@ class ResponseWatch:
             for kind, data in self._stream.feed(piece, last):
                 self._event(kind, data)
             if last and self._dialect is not None:
-                self._dialect.end(self.reading)
+                self._dialect.end(self._reading)
         else:
             self._gather(piece, last)
 
     def _event(self, kind: bytes, data: bytes) -> None:
         assert self._dialect is not None
         try:
-            self._dialect.event(kind, data, self.reading)
+            self._dialect.event(kind, data, self._reading)
         except (msgspec.DecodeError, RecursionError):
-            self.unreadable += 1
-        if self.first_token is None and self.reading.content_events:
+            self._unreadable += 1
+        if self.first_token is None and self._reading.content_events:
             self.first_token = self._clock()
 
     def _gather(self, piece: bytes, last: bool) -> None:
@@ -254,26 +317,31 @@ class ResponseWatch:
             self._document += piece
             data = bytes(self._document)
             self._document = bytearray()
-        if not data:
-            return
+        if len(data) <= UNREAD:
+            self._unread = data
+        else:
+            self._read(data)
+
+    def _read(self, data: bytes) -> None:
+        assert self._dialect is not None
         try:
             if self._size <= DOCUMENT_MAX:
-                self._dialect.document(data, self.reading)
+                self._dialect.document(data, self._reading)
             else:
                 self._tail(data[-TAIL:])
         except (msgspec.DecodeError, RecursionError):
-            self.unreadable += 1
+            self._unreadable += 1
 
     def _tail(self, data: bytes) -> None:
         """Quotes inside text are escaped, so this is a key; the last one is the document's."""
         assert self._dialect is not None
-        self.reading.complete = True
+        self._reading.complete = True
         for found in reversed(list(_USAGE.finditer(data))[-USAGES:]):
             end = _object_end(data, found.end())
             if end:
-                self._dialect.tail(data[found.end() : end], self.reading)
+                self._dialect.tail(data[found.end() : end], self._reading)
                 return
-        self.unreadable += 1
+        self._unreadable += 1
 
 
 def _marks(data: bytes, stream: Events) -> int:

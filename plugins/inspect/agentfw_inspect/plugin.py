@@ -204,7 +204,8 @@ class Plugin:
             live.reserve(min(inputs, MOST_RESERVED), OUTPUT_RESERVED, 0.0)
         coding = head.headers.get("content-encoding")
         readable = coding is None or coding.lower() == "identity"
-        live.request = RequestWatch(readable, lambda: self._asked(live), self._room_of(agent))
+        done = (lambda: self._asked(live)) if self._budgets else None
+        live.request = RequestWatch(readable, done, self._room_of(agent))
         head.transforms.append(live.request)
         if not readable:
             self._asked(live)
@@ -259,6 +260,11 @@ class Plugin:
 
         head.observers.append(observe)
 
+    @property
+    def later_hooks(self) -> frozenset[str]:
+        """Budgets have to know at once what a call came to."""
+        return frozenset() if self._budgets else frozenset({"exchange_end"})
+
     @hookimpl
     def exchange_end(self, agent: Agent, exchange: ExchangeReport) -> None:
         live = self._live.pop(exchange.exchange, None)
@@ -298,6 +304,8 @@ class Plugin:
 
     def _made(self, live: _Live, exchange: ExchangeReport) -> ModelCall:
         reading, watch, request = live.reading, live.response, live.request
+        if watch is not None:
+            watch.settle()
         asked = (request.model if request is not None else "") or live.call.model
         head = live.status_head
         status = exchange.status

@@ -22,6 +22,7 @@ from agentfw.destination import parse_authority, parse_host
 from .config import RouteConfig
 
 MAX_HOSTS = 1024
+MAX_MATCHED, MAX_TARGET = 512, 512
 """Hosts whose routes are remembered; when there are more, all are looked up anew."""
 
 _OPENAI = re.compile(
@@ -93,6 +94,7 @@ class Routes:
         self._exact: dict[str, list[_Route]] = {}
         self._below: list[tuple[str, _Route]] = []
         self._known: dict[str, tuple[_Route, ...]] = {}
+        self._matched: dict[tuple[Destination, str, str], Recognised | None] = {}
         for i, route in enumerate(configured):
             try:
                 self._add(*_parsed(route))
@@ -126,6 +128,18 @@ class Routes:
 
     def match(self, destination: Destination, method: str, target: str) -> Recognised | None:
         """The call that this request is."""
+        key = (destination, method, target)
+        try:
+            return self._matched[key]  # agents ask the same again and again
+        except KeyError:
+            found = self._match(destination, method, target)
+        if len(target) <= MAX_TARGET:
+            if len(self._matched) >= MAX_MATCHED:
+                self._matched.clear()
+            self._matched[key] = found
+        return found
+
+    def _match(self, destination: Destination, method: str, target: str) -> Recognised | None:
         routes = self._of(destination)
         if not routes or method.upper() != "POST":
             return None

@@ -1,0 +1,69 @@
+"""What plugins are told a little later, many things at once.
+
+Code that runs once a request, between much other code, finds nothing of its own in the processor's caches, and takes several
+times as long as when it runs over and over. A plugin that only watches has no need to know at once: it says so (`later_hooks`),
+and what it would be told waits a moment for its like.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from .calling import Call
+
+SECONDS = 0.05
+"""That news wait at most."""
+MOST = 256
+"""News that wait. To tell so many takes about a millisecond."""
+
+News = tuple[tuple[Call, ...], tuple[object, ...]]
+"""Who is told what."""
+
+
+class Later:
+    """Belongs to the loop that `begin()` gives; without one nothing may be added. `tell` never raises."""
+
+    def __init__(self, tell: Callable[[Call, tuple[object, ...]], None]) -> None:
+        self._tell = tell
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting: list[News] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._telling = False
+
+    @property
+    def open(self) -> bool:
+        return self._loop is not None
+
+    def begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def end(self) -> None:
+        """Tell what waits; nothing is taken any more. Idempotent."""
+        self.deliver()
+        self._loop = None
+
+    def add(self, calls: tuple[Call, ...], args: tuple[object, ...]) -> None:
+        self._waiting.append((calls, args))
+        if self._timer is None:
+            if self._loop is not None and not self._telling:
+                self._timer = self._loop.call_later(SECONDS, self.deliver)
+        elif len(self._waiting) >= MOST:
+            self.deliver()
+
+    def deliver(self) -> None:
+        """Tell all that waits, in order, and what comes of that."""
+        if self._telling:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._telling = True
+        try:
+            while self._waiting:
+                waiting, self._waiting = self._waiting, []
+                for calls, args in waiting:
+                    for call in calls:
+                        self._tell(call, args)
+        finally:
+            self._telling = False
