@@ -1,10 +1,11 @@
-"""What seeing everything costs: a fleet's model calls with `inspect`, all of `audit`, and the dashboard with one who watches.
+"""What seeing everything costs: a fleet's model calls with `inspect`, all of `audit`, and the dashboard, beside the same without.
 
-    python bench/observe.py [--agents 32] [--seconds 4] [--rounds 8] [--variants off,all]
+    python bench/observe.py [--agents 32] [--seconds 4] [--rounds 8] [--variants off,inspect,all,watched]
 
 Pools of each variant stand side by side; in each round agents make calls without a pause in one after the other, first one first,
 then the other. CPU time of a call is that of the pool's workers, cells and router (this process), without the model server.
-Variants: off, dashboard, audit, inspect, or several with `+`; all: all three. Ratios are to the first, medians over the rounds.
+Variants: off, dashboard, audit, inspect, or several with `+`; all: all three; watched: that, and somebody looks at the overview
+and at all agents each second. Ratios are to the first, medians over the rounds.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ def arguments() -> argparse.Namespace:
     add("--seconds", type=float, default=4, help="for so long, in each round")
     add("--rounds", type=int, default=8)
     add("--workers", type=int, default=2)
-    add("--variants", default="off,all", help="comma-separated; the first is what the others are compared with")
+    add("--variants", default="off,inspect,all,watched", help="comma-separated; the first is what the others are compared with")
     add("--json", type=Path, metavar="OUT.json", help="write all figures")
     return parser.parse_args()
 
 
 def configured(place: World, folder: Path, variant: str) -> Path:
     """An agentfw.toml of its own."""
-    chosen = EXTRAS if variant == "all" else [name for name in EXTRAS if name in variant.split("+")]
+    chosen = EXTRAS if variant in ("all", "watched") else [name for name in EXTRAS if name in variant.split("+")]
     text = (place.directory / "agentfw.toml").read_text()
     more = "".join(
         TABLES[name].format(place=f"api.openai.com:{place.port}", file=folder / "audit.jsonl", events=json.dumps(get_args(Kind)))
@@ -75,7 +76,7 @@ async def watching(pool: Pool) -> None:
 
 @contextlib.asynccontextmanager
 async def watched(pool: Pool, variant: str) -> AsyncIterator[None]:
-    if variant != "all" and "dashboard" not in variant:
+    if variant != "watched":
         yield
         return
     task = asyncio.create_task(watching(pool))

@@ -340,6 +340,8 @@ class Collector:
 
     async def story(self, key: str) -> AgentStory | None:
         """All about the agent with this key (its run of a job, or without a pool its id), its VM as it stands now."""
+        if self.runtime is not None:
+            self.runtime.plugins.later.deliver()  # what it has just done, too
         found = self.keys.get(key)
         if found is None:
             return None

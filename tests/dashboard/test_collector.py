@@ -1,0 +1,181 @@
+"""What a worker keeps of its agents: right, and bounded, whatever an agent does."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import tracemalloc
+from typing import Any
+
+import msgspec
+import pytest
+from agentfw import Agent, Destination
+from agentfw.agents import ExitReport
+from agentfw.reports import DispatchReport
+from agentfw_dashboard import story, told
+from agentfw_dashboard.collector import Collector
+from agentfw_dashboard.wire import Ask
+
+from tests.core.support import async_test
+from tests.pool.fake_work import call, denial, exchange, flow, question
+
+MIB = 1 << 20
+
+
+def agent(number: int = 1) -> Agent:
+    return Agent(f"job{number}-{number}", f"agent {number}", {"tenant": "t"}, job=f"job{number}")
+
+
+def begin(collector: Collector, who: Agent) -> None:
+    collector.admit(who)
+    collector.dispatched(who, DispatchReport(job=who.job, tenant="t", template="default", dispatch=0.002, began=0.0))
+
+
+def full(collector: Collector, who: Agent) -> None:
+    """As much as is kept of an agent."""
+    begin(collector, who)
+    for number in range(400):
+        collector.question_end(who, question(f"n{number}.example"))
+        collector.exchange_end(who, exchange(f"h{number}.example", "/" + "x" * 300, error="e" * 900, status=502))
+        collector.model_call(who, call(error_type="bad", error="m" * 200))
+        collector.audit(denial(who, rule=f"r{number} " + "y" * 500, host=f"d{number}.example"))
+        collector.flow_end(who, flow(kind="tcp", error="z" * 900, destination=Destination("tcp", f"f{number}.example", 5)))
+
+
+@async_test
+async def test_an_agents_story_keeps_the_first_and_the_latest() -> None:
+    collector = Collector(64 * MIB, 10)
+    who = agent()
+    full(collector, who)
+    seen = await collector.story(who.job)
+    assert seen is not None
+    row = seen.row
+    assert (row.questions, row.requests, row.model_calls, row.denials, row.connections) == (400,) * 5
+    assert len(seen.names) == story.NAMES and seen.dropped["names"] == 400 - story.NAMES
+    assert len(seen.model_calls) == 2 * story.CALLS and seen.dropped["model_calls"] == 400 - 2 * story.CALLS
+    assert len(seen.denials) == 2 * story.REFUSALS and seen.dropped["denials"] == 400 - 2 * story.REFUSALS
+    assert len(seen.destinations) == story.DESTINATIONS and seen.dropped["destinations"] == 800 - story.DESTINATIONS
+    assert len(seen.timeline) <= told.MAX_STEPS and seen.dropped["timeline"] >= 1600 - story.FIRST - story.LATEST
+    assert seen.names[0].name == "n0.example" and "r0 " in seen.denials[0].rule and "r399 " in seen.denials[-1].rule
+    assert len(msgspec.msgpack.encode(seen)) < 400_000
+    texts = [*(step.text for step in seen.timeline), *(each.rule + each.reason for each in seen.denials)]
+    assert max(map(len, texts)) < 1000 and all(text.isprintable() for text in texts)
+
+
+@async_test
+async def test_the_same_denial_in_a_row_is_counted() -> None:
+    collector = Collector(64 * MIB, 10)
+    one, two = agent(1), agent(2)
+    for who in (one, two):
+        begin(collector, who)
+    for _ in range(1000):
+        collector.audit(denial(one))
+    collector.audit(denial(two))
+    for _ in range(10):
+        collector.audit(denial(one, rule="another"))
+    seen = await collector.story(one.job)
+    assert seen is not None and [(each.rule, each.count) for each in seen.denials] == [("policy: nobody", 1000), ("another", 10)]
+    answer = collector.answer(Ask(), {})
+    assert [(each.key, each.count) for each in answer.denials] == [("job1", 10), ("job2", 1), ("job1", 1000)]
+    assert answer.totals.denials == 1011
+    assert [step.text for step in seen.timeline if step.kind == "denied"] == [
+        "https://evil.example:443: policy: nobody (1000 times)", "https://evil.example:443: another (10 times)",
+    ]  # fmt: skip
+
+
+def test_ended_agents_go_when_there_are_too_many() -> None:
+    collector = Collector(64 * MIB, 5)
+    agents = [agent(number) for number in range(20)]
+    for who in agents:
+        begin(collector, who)
+    first = collector.answer(Ask(rows=True), {})
+    assert first.whole and len(first.rows) == 20
+    for who in agents[:12]:
+        collector.exit(who, ExitReport("code"))
+    second = collector.answer(Ask(rows=True, heard={first.epoch: first.version}), {})
+    assert not second.whole and second.gone == [who.job for who in agents[:7]]
+    assert {row.key for row in second.rows} == {who.job for who in agents[7:12]}
+    assert len(collector.live) == 8 and len(collector.ended) == 5 and collector.forgotten == 7
+    assert second.totals.done == 12 and second.totals.agents == 8
+    late = collector.answer(Ask(rows=True, heard={first.epoch: first.version}), {})
+    assert late.whole and len(late.rows) == 13, "an answer that did not come is made good"
+    for who in agents[12:]:
+        collector.exit(who, ExitReport("signal", signal=9))
+    assert collector.answer(Ask(), {}).totals.failed == 8
+    collector.exchange_end(agents[-1], exchange())
+    assert collector.ended[agents[-1].id].requests == 1, "what is told late is its still"
+
+
+def test_stories_take_the_memory_that_they_may() -> None:
+    collector = Collector(2 * MIB, 10_000)
+    for number in range(50):
+        who = agent(number)
+        full(collector, who)
+        assert collector.size <= 2 * MIB + 10_000
+        collector.exit(who, ExitReport("code"))
+    assert collector.forgotten > 30 and collector.ended
+    for number in range(50, 900):  # and none of these ends
+        begin(collector, agent(number))
+    before = collector.size
+    for number in range(50, 80):
+        full(collector, agent(number))
+    assert collector.size <= max(before, 2 * MIB) + 1000
+    assert collector.answer(Ask(), {}).totals.requests == 80 * 400
+
+
+def test_what_a_story_is_thought_to_take_is_about_what_it_takes() -> None:
+    def grown(work: Any) -> float:
+        """Bytes really taken for each byte that is counted."""
+        collector = Collector(1 << 40, 10_000)
+        gc.collect()
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            for number in range(20):
+                work(collector, agent(number))
+            gc.collect()
+            taken = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+        return taken / collector.size
+
+    assert 0.4 < grown(begin) < 1.5
+    assert 0.4 < grown(full) < 1.5
+
+
+HOSTILE = """
+import resource, sys
+from tests.dashboard.test_collector import Collector, agent, begin, call, denial, exchange, flow, question
+from agentfw_dashboard.wire import Ask
+times = int(sys.argv[1])
+collector = Collector(4 << 20, 100)
+who = agent()
+begin(collector, who)
+names = [question(chr(32 + n % 90) * 200 + str(n), error="e" * 1000) for n in range(500)]
+exchanges = [exchange(f"h{n}.example", "/" + "<b>" * 300 + str(n), error="x" * 1000, denied_rule="r" * 1000) for n in range(500)]
+calls = [call(model=f"m{n}" * 20, error_type="t" * 64, error="y" * 200, rate_limits={str(k): "v" * 128 for k in range(32)})
+         for n in range(500)]
+denials = [denial(who, rule="r" * 900 + str(n), host=f"h{n}.example") for n in range(500)]
+flows = [flow(kind="tcp", error="f" * 1000) for n in range(500)]
+def work(times):
+    for n in range(times // 5):
+        collector.question_end(who, names[n % 500])
+        collector.exchange_end(who, exchanges[n % 500])
+        collector.model_call(who, calls[n % 500])
+        collector.audit(denials[n % 500])
+        collector.flow_end(who, flows[n % 500])
+work(5000)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+work(times)
+answer = collector.answer(Ask(rows=True), {})
+assert answer.totals.requests == (times + 5000) // 5, answer.totals
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_million_events_of_one_agent_take_no_memory() -> None:
+    done = subprocess.run([sys.executable, "-c", HOSTILE, "1000000"], capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 4096, f"{done.stdout} KiB more"
