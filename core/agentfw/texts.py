@@ -4,6 +4,7 @@ of such text went through here:
     shown()         a name, a reason: one line, cut, without anything that steers a terminal or hides
     shown_lines()   a page of them
     fitted()        a cell of a table, by the columns that a terminal gives it
+    plain_json()    a JSON text that others made: the same, in ASCII
     Tamed           a program's output on its way to a terminal: lines and colours stay, as with `less -R`
 
 What is taken out is replaced by a visible escape (`\\x1b`): nothing is left out unseen. Escaped are control characters (C0, C1),
@@ -31,6 +32,7 @@ _VOWEL = re.compile("[\u1160-\u11ff\ud7b0-\ud7ff]")
 """Of Hangul, and final consonants: they are written into the letter before."""
 _JOINING = re.compile("[\u200c\u200d\ufe0e\ufe0f]")
 _COLOUR = r"\x1b\[[0-9;:]{0,64}m"
+_NOT_PLAIN = re.compile(r"[^ -~]")
 _RESET = "\x1b[0m"
 _PROGRAMS = re.compile(rf"{_COLOUR}|\r\n|[^\n\t -~]")
 _UNFINISHED = re.compile(r"(?:\r|\x1b(?:\[[0-9;:]{0,64})?)\Z")
@@ -49,6 +51,21 @@ def shown(text: str, limit: int = MAX_TEXT) -> str:
 def shown_lines(text: str, limit: int = MAX_LINE) -> str:
     """A page: each line of it as `shown()` has it."""
     return "\n".join(shown(line, limit) for line in text.split("\n"))
+
+
+def plain_json(data: bytes) -> bytes:
+    """The same JSON text on one line, in printable ASCII. (JSON lets C1 controls and all of Unicode stand in strings.)"""
+    return _NOT_PLAIN.sub(_as_json, data.decode("utf-8", "replace")).encode()
+
+
+def _as_json(match: re.Match[str]) -> str:
+    number = ord(match[0])
+    if number < 0x20:  # between its tokens: within strings they are escaped already
+        return " "
+    if number < 0x10000:
+        return f"\\u{number:04x}"
+    number -= 0x10000
+    return f"\\u{0xD800 + (number >> 10):04x}\\u{0xDC00 + (number & 0x3FF):04x}"
 
 
 def why(error: BaseException) -> str:

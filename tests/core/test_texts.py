@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 
+import msgspec
 import pytest
-from agentfw.texts import MAX_TEXT, Tamed, fitted, shown, shown_lines, why, width
+from agentfw.texts import MAX_TEXT, Tamed, fitted, plain_json, shown, shown_lines, why, width
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -64,6 +66,18 @@ def test_of_exceptions() -> None:
             raise ValueError
 
     assert why(Odd()) == "Odd" and why(ValueError("\x1b]0;t\x07\nx")) == r"ValueError: \x1b]0;t\x07 x"
+
+
+@settings(deadline=None)
+@given(
+    st.recursive(
+        hostile.map(lambda text: text[:2000].encode("utf-8", "replace").decode()), lambda inner: st.lists(inner, max_size=3)
+    )
+)
+def test_json_is_the_same_and_plain(value: object) -> None:
+    for data in (msgspec.json.encode(value), json.dumps(value, ensure_ascii=False, indent=1).encode()):
+        plain = plain_json(data)
+        assert plain.isascii() and plain.decode().isprintable() and json.loads(plain) == value
 
 
 SAFE = re.compile(r"\x1b\[[0-9;:]{0,64}m|[\t\n]")

@@ -414,12 +414,22 @@ def test_kill(pool: Pool, command: Command) -> None:
     assert command("kill", jobs[3]) == Done(0, b"", "") and command("kill", "--all") == Done(0, b"", "")
 
 
+def _completing() -> tuple[Any, Any]:
+    from agentfw.cli.jobs import logs
+
+    return logs.make_context("logs", ["j"], resilient_parsing=True), logs.params[0]
+
+
 def test_completion_of_ids(pool: Pool, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     from agentfw.cli.connect import complete_ids
     from agentfw.cli.jobs import logs
 
-    for _ in range(11):
-        pool.submit("pass")
+    for number in range(11):
+        pool.submit("pass", name="a\nplain\nj-$(reboot)\nb\x1b]0;t\x07" if number == 10 else "")
+    from click.shell_completion import ZshComplete
+
+    lines = [ZshComplete(cli, {}, "agentfw", "_C").format_completion(item) for item in complete_ids(*_completing(), "j-11")]
+    assert lines == ["plain\nj-11\na\\nplain\\nj-$(reboot)\\nb\\x1b]0;t\\x07"], "three lines each, whatever a job is called"
     context = logs.make_context("logs", ["j"], resilient_parsing=True)
     assert [item.value for item in complete_ids(context, logs.params[0], "j-1")] == ["j-11", "j-10", "j-1"]
     monkeypatch.setenv("AGENTFW_POOL_SOCKET", "/none")

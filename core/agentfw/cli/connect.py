@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 COMPLETION_SECONDS = 1.0
+_ID = re.compile(r"[A-Za-z0-9_-]+")
 IDS_SHOWN = 200
 
 
@@ -135,11 +137,15 @@ async def each(pool: HttpBackend, ids: Sequence[str], body: Callable[[str], Awai
 
 
 def complete_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Ids of the pool's jobs, with their names; none if it does not answer at once."""
+    """Ids of the pool's jobs, with their names; none if it does not answer at once. A shell reads lines of them: what could end
+    one is not in a name (a job's own words), and what is no id is none."""
+    from ..texts import shown
+
     given = ctx.params.get("where") or Where(ctx.params.get("socket"), None, None)
     try:
         rows = _quickly(str(given.path()), f"/v1/jobs?limit={IDS_SHOWN}")["jobs"]
-        return [CompletionItem(row["id"], help=row["name"]) for row in rows if str(row["id"]).startswith(incomplete)]
+        ids = ((str(row["id"]), shown(str(row["name"]), 60)) for row in rows)
+        return [CompletionItem(id, help=name) for id, name in ids if _ID.fullmatch(id) and id.startswith(incomplete)]
     except (OSError, AgentfwError, ValueError, LookupError, TypeError):
         return []
 

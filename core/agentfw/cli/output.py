@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from ..errors import LONGEST
-from ..texts import Tamed, shown, shown_lines
+from ..texts import Tamed, plain_json, shown, shown_lines
 
 CAPTURE = 16 << 20
 """Bytes of each stream that `--json` keeps."""
@@ -36,6 +36,13 @@ def say(text: str) -> None:
 def put(text: str) -> None:
     """Lines for people, on stdout: all that a command prints there but JSON, paths for scripts, and programs' output."""
     click.echo(shown_lines(text))
+
+
+def put_json(data: bytes) -> None:
+    """A JSON text that others made: into a file as it is, on a terminal in ASCII."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write((plain_json(data) if sys.stdout.isatty() else data) + b"\n")
+    sys.stdout.buffer.flush()
 
 
 class Writer:

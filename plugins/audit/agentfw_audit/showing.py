@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
-from agentfw.texts import fitted, shown
+from agentfw.texts import fitted, plain_json, shown
 
 from .choosing import value_of
 
@@ -27,7 +27,6 @@ MAX_KINDS = 100_000
 OTHERS = "(others)"
 
 _FORMULA = re.compile(r"[=+\-@\t\r]")
-_NOT_PLAIN = re.compile(r"[^ -~]")
 _BOOKKEEPING = frozenset({"time", "event", "agent_id", "agent", "labels"})
 
 
@@ -51,15 +50,7 @@ class Jsonl:
     def line(self, data: bytes, found: Mapping[str, Any]) -> bytes:
         if not self._terminal:
             return data + b"\n"
-        return _NOT_PLAIN.sub(_escaped, data.decode("utf-8", "replace")).encode() + b"\n"
-
-
-def _escaped(match: re.Match[str]) -> str:
-    number = ord(match[0])
-    if number < 0x10000:
-        return f"\\u{number:04x}"
-    number -= 0x10000
-    return f"\\u{0xD800 + (number >> 10):04x}\\u{0xDC00 + (number & 0x3FF):04x}"
+        return plain_json(data) + b"\n"
 
 
 class Csv:
@@ -85,7 +76,7 @@ def _cell(value: Any) -> str:
     if isinstance(value, str):
         text = shown(value, 1 << 16)
         return "'" + text if _FORMULA.match(text) else text
-    return msgspec.json.encode(value).decode()
+    return shown(msgspec.json.encode(value).decode(), 1 << 16)
 
 
 class Table:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 from agentfw.cli.connect import Where, about, complete_ids, pool_options, talk
 from agentfw.cli.options import RunError
-from agentfw.cli.output import say
+from agentfw.cli.output import put_json, say
 
 if TYPE_CHECKING:
     from agentfw.pool.client import HttpBackend
@@ -37,7 +36,7 @@ def har(where: Where, job_id: str, output: Path | None, stdout: bool) -> None:
 
     data = talk(where, body)
     if stdout:
-        sys.stdout.buffer.write(data + b"\n")
+        put_json(data)
         return
     path = output or Path(f"{job_id}.har")
     try:
