@@ -91,11 +91,15 @@ def test_what_vms_did() -> None:
 
 
 def test_an_agents_calls_and_files_as_json() -> None:
-    sight = made({"read": 5}, [("pread", 2, 1, 0.5), ("cpuid", 1, 0, 0.0)], [("/a\x1b[1m\n\u202e", 3, 2, 0, 0, 0)])
+    sight = made(
+        {"read": 5},
+        [("pread", 2, 1, 0.5), ("cpuid", 1, 0, 0.0)],
+        [("/a\x1b[1m\n\u202e", 3, 2, 0, 0, 0), ("/a\x1a[1m\r\u202d", 3, 1, 0, 0, 0)],
+    )
     kept = Kept()
     agent = document_of([result(sight)], [(kept, kept)], {}, [], 1)["agents"][0]
     assert agent["syscalls"] == [
         {"name": "read", "count": 5, "host_count": 2, "host_seconds": 0.5, "errors": 1},
         {"name": "(cpuid)", "count": 0, "host_count": 1, "host_seconds": 0.0, "errors": 0},
     ]
-    assert agent["files"] == [{"path": "/a?[1m??", "mode": "rw", "count": 2, "error": "", "rule": ""}] and not agent["more_files"]
+    assert agent["files"] == [{"path": "/a?[1m??", "mode": "rw", "count": 3, "error": "", "rule": ""}] and not agent["more_files"]

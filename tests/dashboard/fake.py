@@ -410,7 +410,8 @@ def _story(row: AgentRow, now: float) -> AgentStory:
             OpenedFile(path=bad or "/workspace/main.py"),
             OpenedFile(path="/workspace/out.json", mode="w", count=3),
             OpenedFile(path="/usr/lib/python3.11/json/__init__.py", count=1),
-            OpenedFile(path="/etc/shadow", mode="", count=2, error="ENOENT"),
+            OpenedFile(path="/etc/shadow", mode="r", count=2, error="ENOENT"),
+            OpenedFile(path=bad or "/workspace/.env", mode="", error="EACCES", rule="deny **/.env"),
         ],
         names=[
             SeenName(name=bad or "api.anthropic.com", qtype="A", count=row.questions, answer="160.79.104.10", seconds=0.0021),

@@ -166,17 +166,18 @@ class Sight:
         return sorted(rows, key=lambda row: (-max(row.count, row.host_count), row.name))
 
     def opened(self) -> list[OpenedFile]:
-        """In the order in which they were opened, or refused, first."""
+        """In the order in which they were opened, or refused, first; each once, as far as their paths can be told apart."""
         ops, calls, files, _ = self._head
         at = _HEAD.size + ops * _OP.size + calls * _CALL.size
-        found = []
+        found: dict[tuple[str, str, str, str], int] = {}
         for _ in range(files):
             size, count, _, length, error, rule, mode, action, _ = _FILE.unpack_from(self._raw, at)
             path = self._raw[at + _FILE.size : at + _FILE.size + length].decode("utf-8", "replace")
             text = "".join(c if c.isprintable() else "?" for c in path)
-            found.append(OpenedFile(text, _MODES.get(mode, ""), count, _errno(error), self._rule(rule, action)))
+            key = text, _MODES.get(mode, ""), _errno(error), self._rule(rule, action)
+            found[key] = found.get(key, 0) + count
             at += size
-        return found
+        return [OpenedFile(path, mode, count, error, rule) for (path, mode, error, rule), count in found.items()]
 
     def _rule(self, number: int, action: int) -> str:
         if not number and not action:

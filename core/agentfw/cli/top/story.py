@@ -111,8 +111,9 @@ def _files(found: Sequence[OpenedFile]) -> list[Line]:
     lines: list[Line] = []
     for each in found:
         times = f"  x{words.number(each.count)}" if each.count > 1 else ""
-        lines.append(((fitted(each.mode or each.error or "-", 8) + " ", "bad" if each.error else "key"),
-                      (shown(each.path, 500) + times, "")))  # fmt: skip
+        rule = f"  by {shown(each.rule, 200)}" if each.rule else ""
+        lines.append(((fitted(each.error or each.mode or "-", 8) + " ", "bad" if each.error else "key"),
+                      (shown(each.path, 500) + times, ""), (rule, "bad")))  # fmt: skip
     return lines
 
 

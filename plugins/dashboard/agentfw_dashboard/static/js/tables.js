@@ -127,12 +127,13 @@ export function files() {
     label: "Files",
     empty: "It opened no file",
     sort: "",
-    key: (each) => `${each.mode} ${each.error} ${each.path.slice(0, 1000)}`,
+    key: (each) => `${each.mode} ${each.error} ${each.path.slice(0, 1000)} ${each.rule ?? ""}`,
     columns: [
       text("path", "Path", 300, true),
       text("mode", "Mode", 8),
       number("count", "Opened"),
       bad(text("error", "Error", 40)),
+      bad(text("rule", "Rule", 200)),
     ],
   });
 }
