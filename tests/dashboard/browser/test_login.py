@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page, expect
 
+from ..fake import FakeObservatory
 from ..threaded import Serving
-from .conftest import Open, live
+from .conftest import Open, Serve, live
 
 TRY = """async ([url, mode]) => {
   try { return (await (await fetch(url, {credentials: "include", mode})).text()) } catch { return "refused" }
@@ -70,6 +71,20 @@ def test_the_form(open_page: Open, fleet: Serving) -> None:
     page.get_by_label("Token or code").fill(fleet.access.token)
     page.keyboard.press("Enter")
     is_in(page)
+
+
+def test_out_again(open_page: Open, serve: Serve) -> None:
+    serving = serve(FakeObservatory(5))
+    page = open_page(serving, "", errors=REFUSED)
+    is_in(page)
+    other = page.context.new_page()  # the same session
+    other.goto(serving.url)
+    live(other)
+    page.get_by_role("button", name="Log out").click()
+    expect(page.get_by_role("button", name="Log in")).to_be_visible()
+    expect(other.locator("#connection")).to_have_attribute("data-kind", "logged-out")
+    other.close()
+    assert serving.access.sessions == 0
 
 
 def test_by_a_link_of_another_sites_page(open_page: Open, fleet: Serving, elsewhere: str) -> None:
