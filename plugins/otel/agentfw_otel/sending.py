@@ -113,7 +113,7 @@ class _Exporter(SpanExporter):
             self.exported += len(spans)
         else:
             self.failed += len(spans)
-            self._tell(why or (f"status {self._status}" if self._status else "no answer"))
+            self._tell(f"status {self._status}" if self._status >= 300 else why or "no answer")
         return result
 
     def _tell(self, why: str) -> None:
