@@ -141,7 +141,7 @@ def test_a_link_leads_to_a_tab_and_an_agent_that_is_gone_is_said(open_page: Open
     row = one(fleet)
     page = live(open_page(fleet, f"#/agents/{row.id}/models"))
     expect(page.get_by_role("tab", name="Model calls")).to_have_attribute("aria-selected", "true")
-    page.get_by_role("button", name="The agent behind").click()
+    page.get_by_role("button", name="Next agent").click()
     expect(page.locator("h1")).not_to_have_text(row.name)
     expect(page.get_by_role("tab", name="Model calls")).to_have_attribute("aria-selected", "true")
     missing = open_page(fleet, "#/agents/nobody", errors="404")

@@ -38,8 +38,8 @@ export class Agent {
     this.numbers = el("dl.strip", { "aria-label": "Numbers" });
     this.trouble = el("p.empty", { role: "status" }, "Loading");
     this.timeline = new Timeline();
-    this.previous = el("button.icon", { type: "button", "aria-label": "The agent before", title: "The agent before ([)", onclick: () => this.step(-1) }, "\u2191");
-    this.next = el("button.icon", { type: "button", "aria-label": "The agent behind", title: "The agent behind (])", onclick: () => this.step(1) }, "\u2193");
+    this.previous = el("button.icon", { type: "button", "aria-label": "Previous agent", title: "Previous agent ([)", onclick: () => this.step(-1) }, "\u2191");
+    this.next = el("button.icon", { type: "button", "aria-label": "Next agent", title: "Next agent (])", onclick: () => this.step(1) }, "\u2193");
     this.tabs = TABS.map(([tab, label]) => {
       const number = el("span.count");
       const button = el("button", {

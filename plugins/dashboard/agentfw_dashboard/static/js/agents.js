@@ -63,13 +63,14 @@ export class Agents {
       onkeydown: (event) => this.#inputKey(event),
     });
     this.error = el("p.error", { id: "filter-error", role: "status" });
-    this.counted = el("span.muted.counted", { role: "status" });
+    this.counted = el("span.muted.counted");
+    this.announced = el("span.unseen", { role: "status" });
     this.chips = CHIPS.map(([name, filter]) => {
       const number = el("span.count");
       const button = el("button.chip", { type: "button", "aria-pressed": "false", onclick: () => this.#filter(filter, true) }, name, number);
       return { filter, button, number };
     });
-    this.pause = el("button.plain", { type: "button", "aria-pressed": "false", onclick: () => this.togglePause(), title: "Hold the table still (p)" }, "Pause");
+    this.pause = el("button.plain", { type: "button", "aria-pressed": "false", onclick: () => this.togglePause(), title: "Pause the table (p)" }, "Pause");
     this.order = el("select", { "aria-label": "Sort by", onchange: () => this.#sort({ key: this.order.value, descending: Boolean(byKey.get(this.order.value)?.numeric) }) },
       ...COLUMNS.map((each) => el("option", { value: each.key }, each.label)));
     this.direction = el("button.icon", { type: "button", onclick: () => this.#sort({ ...last.sort, descending: !last.sort.descending }) });
@@ -97,6 +98,7 @@ export class Agents {
         this.pause,
       ),
       el("div.chips", { role: "group", "aria-label": "Common filters" }, ...this.chips.map((chip) => chip.button), this.counted),
+      this.announced,
       this.error,
       this.grid.node,
       this.empty,
@@ -175,6 +177,8 @@ export class Agents {
     this.#address();
     this.grid.node.scrollTop = 0;
     this.update();
+    clearTimeout(this.announcing);
+    this.announcing = setTimeout(() => setText(this.announced, this.counted.textContent), 700); // when typing has ended
   }
 
   #sort(sort) {
@@ -194,7 +198,7 @@ export class Agents {
   togglePause() {
     store.pause(!store.paused);
     this.pause.setAttribute("aria-pressed", String(store.paused));
-    setText(this.pause, store.paused ? "Go on" : "Pause");
+    setText(this.pause, store.paused ? "Resume" : "Pause");
     if (!store.paused) this.update();
   }
 
@@ -242,6 +246,7 @@ export class Agents {
   close() {
     last.top = this.grid.node.scrollTop;
     last.active = this.grid.active;
+    clearTimeout(this.announcing);
     NARROW.removeEventListener("change", this.onNarrow);
     this.grid.close();
     if (store.paused) store.pause(false);

@@ -57,12 +57,14 @@ export class Timeline {
     this.lane = el("canvas.lane", { height: LANE, "aria-hidden": "true" });
     this.ruler.append(this.lane, this.ticks, this.chosen);
     this.rows = el("ol.steps");
-    this.said = el("span.muted", { role: "status" });
+    this.said = el("span.muted");
+    this.announced = el("span.unseen", { role: "status" });
     const button = (label, path, action) => el("button.icon", { type: "button", "aria-label": label, title: label, onclick: action }, icon(path));
     this.tools = el(
       "div.tools",
       { role: "group", "aria-label": "What part of the time is shown" },
       this.said,
+      this.announced,
       button("Earlier", "M10 3 5 8l5 5", () => this.#pan(-0.5)),
       button("Later", "M6 3l5 5-5 5", () => this.#pan(0.5)),
       button("Wider", "M3 8h10", () => this.#zoom(2)),
@@ -196,6 +198,7 @@ export class Timeline {
       this.range = span >= this.end * 1.01 ? null : [from, from + span];
     } else this.range = null;
     this.#draw();
+    setText(this.announced, this.said.textContent);
   }
 
   #zoom(factor) {
