@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import shutil
+import signal
 import struct
 import subprocess
 from pathlib import Path
@@ -401,6 +402,40 @@ def test_each_life_begins_at_zero(tmp_path: Path) -> None:
 
     asyncio.run(template())
     asyncio.run(asyncio.wait_for(lives(), 60))
+
+
+def stop(pid: int) -> None:
+    """All its threads stand when this returns."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED)
+
+
+def test_a_cell_that_stands_still(program: Path) -> None:
+    """It holds up who looks, not longer than they wait; what it told before can be read."""
+
+    async def main() -> None:
+        handler = Handler()
+        cell = await Cell.start(CellConfig(mounts=[Mount("/p", program)], program="/p/guest", argv=["/p/guest", "/p"]), handler)
+        try:
+            cell.boot(0)
+            async with asyncio.timeout(30):
+                assert await cell.stream(0, 1).receive() == b"done\n"
+                stop(cell.pid)
+                looks = [asyncio.ensure_future(cell.look(0)) for _ in range(3)]
+                done, _ = await asyncio.wait(looks, timeout=0.1)
+                assert not done and cell.sight(0).counts() == {} and len(cell.sight(0).opened()) == 4
+                looks.pop().cancel()
+                os.kill(cell.pid, signal.SIGCONT)
+                assert [(await look).counts()["getpid"] for look in looks] == [KNOWN["getpid"]] * 2
+                stop(cell.pid)
+                look = asyncio.ensure_future(cell.look(0))
+                await asyncio.wait([look], timeout=0.05)
+                os.kill(cell.pid, signal.SIGKILL)
+                await look  # nothing is waited for that will not come
+        finally:
+            await cell.close()
+
+    asyncio.run(main())
 
 
 def test_names_and_layout() -> None:

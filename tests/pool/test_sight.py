@@ -72,6 +72,9 @@ def looked_at_while_it_runs_and_at_its_end(store: Path) -> None:
             job = pool.runtime.loop.create_task(pool.run(Job(mode="code", target=code), "7", heard, None))
             await asyncio.wait_for(heard.line.wait(), 30)
             agent = watcher.agents["7"]
+            assert dashboard.observatory is not None
+            overview = await dashboard.observatory.overview()
+            assert overview.running == 1 and overview.memory > 40 << 20 and overview.agents_per_gb is not None
             story, calls = await shown()
             assert story.row.state == "running" and story.row.memory > 0 and story.row.exits > 0
             assert calls["getppid"].count == 123 and calls["openat"].host_count >= 1 and calls["openat"].host_seconds > 0

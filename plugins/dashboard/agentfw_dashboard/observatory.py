@@ -21,6 +21,7 @@ from agentfw.errors import AgentfwError
 from agentfw.histograms import warmup_bars
 from agentfw.pool.authority import RouterLink
 from agentfw.pool.jobs import JobInfo, PoolError, PoolInfo, Usage
+from agentfw.pool.physical import Physical
 from agentfw.runtime import Runtime
 from agentfw.views import AgentRow, AgentStory, AgentTable, Denial, Loaded, Overview, Step
 from msgspec.structs import replace
@@ -64,6 +65,8 @@ class Observatory:
         self._lock = asyncio.Lock()
         self._asked = self._gauges_at = -1e9
         self._gauges: dict[str, float] = {}
+        self._physical = Physical()
+        """Without a pool; else its router measures."""
         self._info: PoolInfo | None = None
         self._ticking: asyncio.Task[None] | None = None
 
@@ -194,7 +197,8 @@ class Observatory:
                     self._info = await self._link.backend.describe()
                     self._gauges = await self._link.backend.metrics()
             else:
-                self._gauges = dict(self.runtime.statistics())
+                memory = await self._physical.look([], self._workers.totals().agents)
+                self._gauges = {**self.runtime.statistics(), "pool.physical_memory": memory}
 
     async def _look_at_rows(self) -> None:
         """Have rows of now."""
