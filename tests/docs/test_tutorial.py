@@ -2,96 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
 import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from .pages import ROOT, Block, blocks
+from .shell import Shell, missing
 
 PAGE = ROOT / "docs/tutorial.md"
-SECONDS = 60.0
-"""That one block may take; a snapshot is made in the first."""
-
-
-class Shell:
-    """A bash that is given blocks as files to source (its standard input is nothing: `agentfw run` would read it), with both its
-    streams in one file."""
-
-    def __init__(self, directory: Path, scratch: Path, environment: dict[str, str]) -> None:
-        self._scratch, self._printed = scratch, scratch / "printed"
-        blocks_, self._give = os.pipe()
-        loop = f'while read -r file <&{blocks_}; do . "$file"; echo "--- $file ended with $?"; done'
-        with self._printed.open("wb") as file:
-            self.process = subprocess.Popen(
-                ["bash", "--norc", "-m", "-c", loop], cwd=directory, env=environment, stdin=subprocess.DEVNULL, stdout=file,
-                stderr=file, pass_fds=(blocks_,),
-            )  # fmt: skip
-        os.close(blocks_)
-        self._told = 0
-        self._blocks = 0
-
-    def run(self, text: str, expected: list[str]) -> None:
-        """Until it has ended, with status 0, and all that is `expected` was printed: by what runs in the background, too."""
-        self._blocks += 1
-        file = self._scratch / f"block-{self._blocks}"
-        file.write_text(text)
-        os.write(self._give, f"{file}\n".encode())
-        until = time.monotonic() + SECONDS
-        while True:
-            printed = self._printed.read_text(errors="replace")[self._told :]
-            ended = re.search(rf"(?m)^(.*)--- {re.escape(str(file))} ended with (\d+)$", printed)
-            wanted = missing(printed, expected)
-            if ended is not None and ended[2] == "0" and not wanted:
-                self._told += ended.end()
-                return
-            failed = ended is not None and ended[2] != "0"
-            if failed or time.monotonic() > until or self.process.poll() is not None:
-                raise AssertionError(f"{text}\nprinted:\n{printed}\n" + (f"but not: {wanted}" if wanted else ""))
-            time.sleep(0.02)
-
-    def close(self) -> None:
-        """What a reader would do at the end; and if the page did not come so far, all the same."""
-        last = self._scratch / "last"
-        last.write_text("agentfw pool stop --now > /dev/null 2>&1\nkill $(jobs -p) 2> /dev/null; wait\nexit\n")
-        os.write(self._give, f"{last}\n".encode())
-        os.close(self._give)
-        self.process.wait(30)
-
-
-def missing(printed: str, expected: list[str]) -> str:
-    """The first line that was not printed, in any order; `...` stands for anything."""
-    for line in expected:
-        pattern = ".*".join(
-            map(re.escape, (part.strip() if line.strip().startswith("...") else part for part in line.split("...")))
-        )
-        if not re.search(rf"(?m)^\s*{pattern.strip()}", printed):
-            return line
-    return ""
-
-
-@pytest.fixture
-def reader(tmp_path: Path, agentfw_environment: dict[str, str], nothing_left: None) -> Iterator[Shell]:
-    binaries = tmp_path / "bin"
-    binaries.mkdir()
-    (binaries / "agentfw").write_text(f'#!/bin/sh\nexec {sys.executable} -P -c "from agentfw.cli import main; main()" "$@"\n')
-    (binaries / "agentfw").chmod(0o755)
-    (tmp_path / "run").mkdir(mode=0o700)
-    environment = {
-        **agentfw_environment, "PATH": f"{binaries}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "XDG_RUNTIME_DIR": str(tmp_path / "run"), "XDG_STATE_HOME": str(tmp_path / "state"),
-    }  # fmt: skip
-    (tmp_path / "work").mkdir()
-    shell = Shell(tmp_path / "work", tmp_path, environment)
-    yield shell
-    shell.close()
 
 
 def steps() -> list[Block]:
