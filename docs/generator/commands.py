@@ -72,7 +72,7 @@ def _row(option: click.Option, context: click.Context) -> tuple[str, str, str] |
         for key in ("default", "env var")
         if (match := re.search(rf"\[(?:[^\[\]]*; )?{key}: ((?:\[\w+\]|[^\[\];])*)", text))
     }
-    text = re.sub(r"  \[[^\[\]]*(?:\[\w+\][^\[\]]*)*\]", "", text)
+    text = re.sub(r"(?:^|  )\[[^\[\]]*(?:\[\w+\][^\[\]]*)*\]", "", text)
     bounds = option.type
     if isinstance(bounds, (click.IntRange, click.FloatRange)) and not option.count:
         low, high = (

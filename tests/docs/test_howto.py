@@ -75,7 +75,7 @@ def test_snapshots_are_kept_and_moved(reader: Shell, tmp_path: Path) -> None:
     """keep-snapshots.md: here and on the other machine, which is the same."""
     (tmp_path / "work/agent.py").write_text("import sys; print('sqlite3' in sys.modules)\n")
     cleared, kept, moved = of("keep-snapshots.md", "sh")
-    reader.run(cleared.replace("agentfw cache clear", ""), ["snapshots"])  # other tests use what is kept
+    reader.run(cleared.replace("agentfw cache clear", ""), [])  # other tests use what is kept
     reader.run(kept, ["tools"])
     reader.run("agentfw snapshot rm tools", [])
     reader.run(moved, ["True"])
