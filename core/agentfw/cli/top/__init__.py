@@ -36,7 +36,9 @@ ended too, 1 2 3 pages, space at once, p pause, ? all keys, q quit."""
 
 @click.command(epilog=EXAMPLES)
 @click.option("--once", is_flag=True, help="Print it once.  [default: if there is no terminal to draw on]")
-@click.option("--interval", type=click.FloatRange(0.2, 3600), default=2.0, metavar="SECONDS", help="[default: 2]")
+@click.option(
+    "--interval", type=click.FloatRange(0.2, 3600), default=2.0, metavar="SECONDS", help="Time between two looks.  [default: 2]"
+)
 @click.option("--filter", "words", default="", metavar="WORDS", help="Only agents with all these words; `!word`: without it.")
 @click.option(
     "--sort", metavar="COLUMN", default="cores", help="Sort by this column: cores, memory, tokens, ...  [default: cores]"
