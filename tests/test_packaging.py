@@ -98,15 +98,22 @@ def test_dependencies_are_those_that_are_imported() -> None:
     called = {"pyopenssl": "OpenSSL"}
     stated = {re.split(r"[^\w.-]", each)[0] for each in project()["project"]["dependencies"]}
     modules = {called.get(each, each.replace("-", "_")) for each in stated}
+    own, otel = foreign_to(*(name for name in packages() if name != "agentfw_otel")), foreign_to("agentfw_otel")
+    assert own - {"pytest", "_cffi_backend"} == modules - {"cffi"}  # that one is what the compiled library loads
+    extra = {re.split(r"[^\w.-]", each)[0].partition("-")[0] for each in project()["project"]["optional-dependencies"]["otel"]}
+    assert otel - modules == extra == {"opentelemetry", "requests"}
+
+
+def foreign_to(*names: str) -> set[str]:
+    """What these packages import of others than Python and agentfw."""
     used = {
         module.partition(".")[0]
-        for package in packages().values()
-        for file in sources(package)
+        for name in names
+        for file in sources(packages()[name])
         if "guest" not in file.parts  # they run on the guest's own standard library
         for module in imports(file)
     }
-    foreign = {name for name in used if name not in sys.stdlib_module_names and not name.startswith("agentfw")}
-    assert foreign - {"pytest", "_cffi_backend"} == modules - {"cffi"}  # that one is what the compiled library loads
+    return {name for name in used if name not in sys.stdlib_module_names and not name.startswith("agentfw")}
 
 
 @pytest.fixture(scope="module")
