@@ -212,6 +212,24 @@ def test_a_policy_that_is_not_told_is_not_called_none(open_page: Open, serve: Se
         expect(page.locator(".loaded .card").first).to_contain_text(said)
 
 
+class Unmeasured(FakeObservatory):
+    """As `agentfw run --dashboard`: nobody has measured its memory, no VM was warmed ahead."""
+
+    async def overview(self) -> Overview:
+        now = await super().overview()
+        history = [replace(sample, memory=0) for sample in now.history]
+        return replace(now, memory=0, agents_per_gb=None, dns_hit_rate=None, dns_hits=0, warmup=[], history=history)
+
+
+def test_what_was_not_measured_is_not_called_zero(open_page: Open, serve: Serve) -> None:
+    page = live(open_page(serve(Unmeasured(9, hostile_names=False)), "#/overview"))
+    expect(page.locator("#density .big strong")).to_have_text("–")
+    expect(page.locator("#density .facts")).not_to_contain_text("0 B")
+    expect(page.locator("#dns .facts div", has_text="Misses")).to_contain_text("–")
+    expect(page.locator("#warmup .big")).to_contain_text("no VM was warmed yet")
+    expect(page.locator(".uplot canvas")).to_have_count(12)
+
+
 def test_a_pool_without_agents(open_page: Open, serve: Serve) -> None:
     empty = serve(FakeObservatory(0, hostile_names=False))
     page = live(open_page(empty, "#/agents"))

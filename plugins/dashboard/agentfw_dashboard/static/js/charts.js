@@ -128,12 +128,13 @@ function axis(extra) {
 
 /** Lines over time. `series`: [{label, colour, format, fill}]; `bare`: no axes. Data: [times, values, ...]. */
 export class Lines extends Chart {
-  constructor({ label, height, series, bare = false, sync = "time", format = series[0].format }) {
+  constructor({ label, height, series, bare = false, sync = "time", format = series[0].format, least = 1 }) {
     super(height, label, (data) =>
       series.map((each, at) => `${each.label} ${data[at + 1].length ? each.format(data[at + 1].at(-1)) : "none"}`).join(", "),
     );
     this.series = series;
     this.bare = bare;
+    this.least = least;
     this.sync = sync;
     this.format = format;
   }
@@ -146,7 +147,7 @@ export class Lines extends Chart {
     return {
       padding: this.bare ? [3, 0, 3, 0] : [8, 26, 0, 0],
       cursor: { sync: { key: this.sync, setSeries: false } },
-      scales: { y: { range: (_plot, _least, most) => [0, most > 0 ? most * 1.08 : 1] } },
+      scales: { y: { range: (_plot, _least, most) => [0, Math.max((most ?? 0) * 1.08, this.least)] } },
       axes: this.bare
         ? [{ show: false }, { show: false }]
         : [

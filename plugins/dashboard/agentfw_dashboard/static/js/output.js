@@ -50,6 +50,7 @@ export class Output {
     } catch (error) {
       if (error.aborted) return;
       setText(this.said, error.message);
+      this.text.hidden = this.tail === null;
       ended = error.status === 404; // there will be none: of a single command, it goes to the terminal
     }
     if (!this.over && !ended) this.timer = setTimeout(() => this.#run(), EVERY);
@@ -68,6 +69,7 @@ export class Output {
     setText(this.said, [pieces.length ? "" : "No output", skipped ? `${bytes(skipped)} before this are not shown` : "", ended ? "Ended" : "Live"].filter(Boolean).join(" \u00b7 "));
     if (key === this.last) return;
     this.last = key;
+    this.text.hidden = false;
     this.text.replaceChildren(...pieces.map((piece) => {
       const text = this.raw.checked ? piece.text : piece.text.replace(COLOURS, "");
       return el(piece.stream === 2 ? "span.stderr" : "span", {}, harmlessLines(text.replaceAll("\r\n", "\n"), 1_000_000));

@@ -139,7 +139,7 @@ export class Overview {
 
   #live() {
     const make = (title, series, names, format) => {
-      const chart = new Lines({ label: title, height: 168, series, format });
+      const chart = new Lines({ label: title, height: 168, series, format, least: format === bytes ? 1000 : 1 });
       this.charts.push(chart);
       const legend = el("ul.legend", {}, ...series.map((each) => {
         const mark = el("i", { "aria-hidden": "true" });
@@ -180,10 +180,10 @@ export class Overview {
     this.cards.warmup.set(half === null ? NONE : duration(half), half === null ? "no VM was warmed yet" : "median", count(vms), duration(quantile(now.warmup, 0.95)), longest < 0 ? NONE : longest === now.warmup.length - 1 ? "over 4.9 s" : `${(longest * BAR).toFixed(1)} s`);
     this.cards.warmup.chart.set([now.warmup.map((_each, at) => Number((at * BAR).toFixed(1))), now.warmup]);
     const there = now.running + now.idle;
-    this.cards.density.set(now.agents_per_gb === null ? NONE : compact(Math.round(now.agents_per_gb)), "agents a GiB", bytes(now.memory), count(there), there ? bytes(now.memory / there) : NONE);
+    this.cards.density.set(now.agents_per_gb === null ? NONE : compact(Math.round(now.agents_per_gb)), "agents a GiB", now.memory ? bytes(now.memory) : NONE, count(there), there && now.memory ? bytes(now.memory / there) : NONE);
     this.sparks.density.set(lines("memory"));
     const hitRate = now.dns_hit_rate;
-    const misses = hitRate ? Math.round(now.dns_hits / hitRate - now.dns_hits) : now.dns_questions - now.dns_hits;
+    const misses = hitRate ? Math.round(now.dns_hits / hitRate - now.dns_hits) : hitRate === null ? null : now.dns_questions;
     this.cards.dns.set(percent(now.dns_hit_rate), "hits", compact(now.dns_hits), compact(misses), compact(now.dns_questions));
     this.sparks.dns.set(lines("questions"));
     this.cards.latency.set(now);
