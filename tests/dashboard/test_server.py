@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -11,8 +12,11 @@ import msgspec
 import pytest
 from agentfw.pool.jobs import PoolError
 from agentfw.views import AgentStory, AgentTable, Loaded, OutputTail, Overview
+from agentfw_dashboard.output import SHOWN
+from agentfw_dashboard.web import access
 from agentfw_dashboard.web import server as web_server
 from agentfw_dashboard.web.door import Door
+from agentfw_dashboard.web.events import MAX_VIEWERS
 from agentfw_dashboard.web.files import File, load
 
 from tests.core.support import async_test
@@ -281,3 +285,13 @@ async def test_the_cookie_of_those_who_come_by_https_is_for_that_only() -> None:
         for host, secure in (("dash.example", True), (f"127.0.0.1:{found.port}", False)):
             async with session.get(found.login(), headers={"Host": host}) as response:
                 assert ("Secure" in response.headers["Set-Cookie"]) is secure
+
+
+def test_the_documentation_tells_its_numbers() -> None:
+    text = " ".join((Path(__file__).parents[2] / "docs/dashboard.md").read_text().split())
+    assert f"At most {MAX_VIEWERS} watch at once, over at most {web_server.MAX_CONNECTIONS} connections" in text
+    assert (web_server.TAKE_SECONDS, "for twenty seconds" in text) == (20, True)
+    assert (access.CODE_SECONDS, "good once, for ten minutes" in text) == (600, True)
+    assert (access.IDLE_SECONDS, "twelve hours after it was last used" in text) == (12 * 3600, True)
+    assert (access.LONGEST_SECONDS, "seven days after its login" in text) == (7 * 86400, True)
+    assert (SHOWN, "the last 64 KiB" in text) == (64 << 10, True)

@@ -200,3 +200,17 @@ def test_paths_begin_beside_the_file(tmp_path: Path) -> None:
 async def test_names_of_several_addresses_have_one_port() -> None:
     async with page(Config(listen="localhost:0")) as found:
         assert len({port for _, port in found.addresses}) == 1
+
+
+@async_test
+async def test_at_an_ipv6_address() -> None:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            pass
+    except OSError as error:
+        pytest.skip(f"no IPv6 here: {error.strerror}")
+    async with page(Config(listen="[::1]:0")) as found:
+        ((host, port),) = found.addresses
+        assert host == "::1" and found.url == f"http://[::1]:{port}"
+        assert await status(f"{found.url}/data/overview", found.server.access.token) == 200
+        assert await status(found.login_url()) == 200
