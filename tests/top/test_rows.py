@@ -132,4 +132,4 @@ def test_bars_are_as_wide_as_they_must_be(values: list[float], columns: int) -> 
         lines = words.columns(values, 4, glyphs)
         assert len(lines) == 4 and all(len(line) == len(values) for line in lines)
     assert words.glyphs("latin-1", "xterm") is words.COARSE and words.glyphs("utf-8", "linux") is words.COARSE
-    assert words.COARSE.rising.isascii() and words.meter(0.5, 4) == "██··" and sum(words.squeezed([1.0] * 7, 3)) == 7
+    assert words.COARSE.rising.isascii()

@@ -124,8 +124,15 @@ class Top(App[int]):
     def draw(self) -> None:
         """All that is on the screen, as far as it changed."""
         screen = self.screen
-        if isinstance(screen, (One, First, Keys)):
+        if not isinstance(screen, (One, First, Keys)):
+            return
+        try:
             screen.draw()
+        except Exception as error:
+            if os.environ.get("AGENTFW_TRACEBACK"):
+                raise
+            self.trouble = f"internal error: {why(error)}"
+            screen.query_one("#heading", Page).show_lines([self.heading()])
 
     def foot(self, *more: str) -> Line:
         """The last line: what is missing, or which keys do what."""

@@ -8,7 +8,7 @@ from ...texts import Tamed, fitted, shown
 from ...views import AgentRow, AgentStory, OpenedFile, SeenDestination, SeenModelCall, SeenName, Step, Syscall
 from . import words
 from .pages import Line, Span, denials
-from .source import Tail
+from .source import TAIL, Tail
 from .words import Glyphs
 
 TAIL_LINES = 200
@@ -182,9 +182,9 @@ def _exit(story: AgentStory) -> list[Line]:
 def output(tail: Tail) -> list[Line]:
     """The last lines that it wrote, without colours: they are its own."""
     tamed = Tamed(colours=False)
-    text = tamed.feed(tail.data) + tamed.end()
+    text = tamed.feed(tail.data[-2 * TAIL :]) + tamed.end()
     lines = text.removesuffix("\n").expandtabs().split("\n") if text else []
-    before = tail.before > 0 or len(lines) > TAIL_LINES
+    before = tail.before > 0 or len(tail.data) > 2 * TAIL or len(lines) > TAIL_LINES
     told: list[Line] = [(("  ...", "dim"),)] if before else []
     for line in lines[-TAIL_LINES:]:
         # What joins letters has no width that terminals agree on.

@@ -86,16 +86,14 @@ def share(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f} %"
 
 
+MOST = 1e300
+"""Of a bar: what is more is as high as this."""
+
+
 def spark(values: Sequence[float], width: int, glyphs: Glyphs = FINE) -> str:
     """The last of `values` as a line of bars, each relative to the highest; on the right if they are fewer than `width`."""
-    kept = [max(value, 0.0) for value in values[-width:]] if width > 0 else []
+    kept = [min(max(value, 0.0), MOST) for value in values[-width:]] if width > 0 else []
     return _bars(kept, glyphs).rjust(width)
-
-
-def squeezed(values: Sequence[float], width: int) -> list[float]:
-    """At most `width` numbers: sums of neighbours."""
-    each = max(-(-len(values) // max(width, 1)), 1)
-    return [sum(values[at : at + each]) for at in range(0, len(values), each)]
 
 
 def _bars(values: Sequence[float], glyphs: Glyphs) -> str:
@@ -105,14 +103,9 @@ def _bars(values: Sequence[float], glyphs: Glyphs) -> str:
     return "".join(glyphs.rising[min(max(round(value / most * steps), 1), steps) if value else 0] for value in values)
 
 
-def meter(part: float | None, width: int, glyphs: Glyphs = FINE) -> str:
-    """A bar of a part of 1."""
-    full = 0 if part is None else round(max(0.0, min(part, 1.0)) * width)
-    return glyphs.full * full + glyphs.rest * (width - full)
-
-
 def columns(values: Sequence[float], height: int, glyphs: Glyphs = FINE) -> list[str]:
     """A histogram of `height` lines, highest first, a character a value."""
+    values = [min(max(value, 0.0), MOST) for value in values]
     most = max(values, default=0.0)
     steps = len(glyphs.rising) - 1
     lines = []
