@@ -266,6 +266,7 @@ DASHBOARD: tuple[Declared, ...] = (
           {"dashboard.agents": "running", "dashboard.ended": "ended"}, "state"),
     counter("dashboard_agents_forgotten", "Ended agents whose lives went, for others'.", "dashboard.forgotten"),
     gauge("dashboard_bytes", "Memory that lives take, about.", "dashboard.bytes"),
+    gauge("tls_agents", "Running agents that have used TLS of the host's.", "dashboard.tls_agents"),
     gauge("dashboard_connections", "Connections to the page.", "dashboard.connections"),
     gauge("dashboard_viewers", "Those that watch.", "dashboard.viewers"),
     gauge("dashboard_sessions", "Logins that are good.", "dashboard.sessions"),

@@ -97,6 +97,7 @@ class Plugin(Collector):
             "ended": len(self.ended),
             "forgotten": self.forgotten,
             "bytes": self.size,
+            "tls_agents": self._tls_agents,
         }
         return kept if self.page is None else {**kept, **self.page.counters()}
 
