@@ -636,6 +636,13 @@ def test_top_where_nothing_can_be_drawn(pool: Pool, tmp_path: Path) -> None:
         assert "pool ready" in terminal.page() and "(TERM=dumb): printed once" in terminal.page() and b"\x1b" not in terminal.raw
 
 
+def test_top_of_no_pool(tmp_path: Path) -> None:
+    with Terminal("agentfw", "top", env={"AGENTFW_POOL_SOCKET": str(tmp_path / "none")}) as terminal:
+        assert terminal.end() == 125
+        assert "error: no pool runs at" in terminal.page() and "hint: start one with" in terminal.page()
+        assert b"\x1b" not in terminal.raw
+
+
 def test_top_with_a_dashboard(pool: Pool, command: Command) -> None:
     pool.backend.observatory = FakeObservatory(300)
     document = command("top", "--json").document

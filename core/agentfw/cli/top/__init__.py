@@ -62,6 +62,7 @@ def top(where: Where, once: bool, interval: float, words: str, sort: str, as_jso
             from .app import run
             from .source import PoolSource
 
+            await pool.describe()  # one that is not there, or not ours, is an error; only one that goes away is looked for again
             return await run(PoolSource(pool), interval, words, sort)
         look = Look()
         await look.take(pool)
