@@ -197,6 +197,20 @@ def test_python_is_python(block: Block) -> None:
     ast.parse(textwrap.dedent(block.text), block.place)
 
 
+def diagrams() -> list[Block]:
+    return [block for page in PAGES for block in blocks(page) if block.language == "mermaid"]
+
+
+@pytest.mark.parametrize("block", diagrams(), ids=lambda block: block.place)
+def test_diagrams_are_ones_that_mermaid_draws(block: Block) -> None:
+    """As far as can be told without it: `;` ends a statement in the middle of a message, brackets and quotes come in pairs."""
+    assert re.match(r"(flowchart (LR|TB)|sequenceDiagram|stateDiagram-v2)\n", block.text)
+    assert ";" not in block.text
+    for line in block.text.splitlines():
+        assert line.count('"') % 2 == 0 and line.count("[") == line.count("]") and line.count("(") == line.count(")"), line
+    assert len(re.findall(r"(?m)^\s*subgraph ", block.text)) == len(re.findall(r"(?m)^\s*end$", block.text))
+
+
 def test_what_is_wrong_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
