@@ -21,7 +21,7 @@ T = TypeVar("T")
 class Serving:
     """`with Serving(fake) as serving: serving.url`. `access` and `port` may be those of one before, as after a restart."""
 
-    def __init__(self, fake: FakeObservatory, *, access: Access | None = None, port: int = 0, period: float = 0.25) -> None:
+    def __init__(self, fake: FakeObservatory, *, access: Access | None = None, port: int = 0, period: float = 0.4) -> None:
         self.fake = fake
         self.access = access or Access.random()
         self.port = port

@@ -37,7 +37,8 @@ def test_axe_finds_nothing(open_page: Open, serve: Serve, theme: str, rules: lis
     few = serve(FakeObservatory(30, hostile_names=False))
     page = live(open_page(few, "#/overview", color_scheme=theme, reduced_motion="reduce"))
     page.evaluate(AXE_SCRIPT)
-    for hash in [each for each in views(few) if not each.endswith(("/network", "/syscalls", "/files"))]:  # tables as the others
+    shown = ("overview", "agents", "loaded", "/models", "/exit") if rules == ALL else ("overview", "agents", "/denials")
+    for hash in [each for each in views(few) if each.endswith(shown)]:
         show(page, hash)
         assert page.evaluate(RULES, rules) == [], hash
     page.keyboard.press("?")

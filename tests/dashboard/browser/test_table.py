@@ -155,7 +155,7 @@ def test_it_holds_still_while_paused(open_page: Open, fleet: Serving) -> None:
     rows = [fleet.do(lambda: fleet.fake.add("held"))]
     with page.expect_response("**/data/overview"):
         page.evaluate("fetch('data/overview')")
-    page.wait_for_timeout(700)  # two frames of the server's
+    page.wait_for_timeout(900)  # two frames of the server's
     expect(page.locator(".agents > .empty")).to_be_visible()
     page.keyboard.press("p")
     counted(page, 1)
