@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import msgspec
 from agentfw import RequestHead, ResponseHead
 from agentfw.http1 import Headers
 from agentfw.reports import ExchangeReport
@@ -55,14 +56,19 @@ class Exchange:
         self.report: ExchangeReport | None = None
 
 
+def encoded(exchange: Exchange, most: int, redact: Callable[[bytes], bytes]) -> bytes:
+    """The entry as it is written. `redact` raises what the hook raises; ValueError if what it masked was not within one text."""
+    data = har.encode(entry(exchange, most, redact))
+    masked = redact(data)  # PERF: all texts at once
+    if masked != data:
+        msgspec.json.decode(masked, type=har.Entry)
+    return masked
+
+
 def entry(exchange: Exchange, most: int, redact: Callable[[bytes], bytes]) -> har.Entry:
-    """`redact` raises what the hook raises. Texts are masked one by one: across JSON's own marks nothing would be found."""
+    """With bodies masked, since they are cut after that, and no other text."""
     report = exchange.report
     assert report is not None
-
-    def clean(text: str) -> str:
-        return redact(text.encode("utf-8", "surrogatepass")).decode("utf-8", "replace")
-
     connected = report.connected
     first = report.first_byte
     waits = max(0.0, (first if first is not None else report.seconds) - (connected or 0.0))
@@ -76,14 +82,14 @@ def entry(exchange: Exchange, most: int, redact: Callable[[bytes], bytes]) -> ha
         pageref=exchange.agent,
         startedDateTime=har.moment(exchange.began),
         time=round(sum(part for part in (timings.connect, timings.send, timings.wait, timings.receive) if part > 0), 3),
-        request=_request(exchange, report, most, redact, clean),
-        response=_response(exchange, report, most, redact, clean),
+        request=_request(exchange, report, most, redact),
+        response=_response(exchange, report, most, redact),
         cache={},
         timings=timings,
         comment=_comment(report),
         exchange=report.exchange,
-        error=clean(report.error),
-        rule=clean(report.denied_rule),
+        error=report.error,
+        rule=report.denied_rule,
     )
 
 
@@ -95,13 +101,11 @@ def _comment(report: ExchangeReport) -> str:
     return ""
 
 
-def _request(
-    exchange: Exchange, report: ExchangeReport, most: int, redact: Callable[[bytes], bytes], clean: Callable[[str], str]
-) -> har.Request:
+def _request(exchange: Exchange, report: ExchangeReport, most: int, redact: Callable[[bytes], bytes]) -> har.Request:
     head = exchange.request
     target = masks.target(head.target if head is not None else report.target)
     headers = head.headers if head is not None else Headers()
-    kind = clean(headers.get("content-type", "") or "")
+    kind = headers.get("content-type", "") or ""
     post = None
     if exchange.sent.size or (head is not None and "content-length" in headers):
         data, notes = _shown(exchange.sent, [], most, redact)
@@ -109,13 +113,13 @@ def _request(
             data = masks.query(data.decode("latin-1")).encode("latin-1")
         text, encoding = har.text_of(data)
         post = har.PostData(mimeType=kind, text=text, encoding=encoding, comment=notes)
-    asked = clean(target)
+    asked = target
     return har.Request(
-        method=clean(report.method),
+        method=report.method,
         url=f"{report.destination.scheme}://{report.destination.authority}{asked}",
         httpVersion=f"HTTP/{head.version}" if head is not None else "HTTP/1.1",
-        cookies=_cookies(headers, "cookie", clean),
-        headers=_headers(headers, clean),
+        cookies=_cookies(headers, "cookie"),
+        headers=_headers(headers),
         queryString=[har.Pair(name=name, value=value) for name, value in masks.pairs(asked.partition("?")[2])],
         headersSize=-1,
         bodySize=exchange.sent.size,
@@ -123,9 +127,7 @@ def _request(
     )
 
 
-def _response(
-    exchange: Exchange, report: ExchangeReport, most: int, redact: Callable[[bytes], bytes], clean: Callable[[str], str]
-) -> har.Response:
+def _response(exchange: Exchange, report: ExchangeReport, most: int, redact: Callable[[bytes], bytes]) -> har.Response:
     head = exchange.response
     if head is None or report.status != head.status:  # ours, or none
         why = "made by agentfw" if report.status else "none came"
@@ -141,7 +143,7 @@ def _response(
     plain = not encodings or encodings == ["identity"]
     content = har.Content(
         size=whole if plain else len(data),
-        mimeType=clean(head.headers.get("content-type", "") or ""),
+        mimeType=head.headers.get("content-type", "") or "",
         compression=None if plain or notes else len(data) - whole,
         text=text,
         encoding=encoding,
@@ -149,12 +151,12 @@ def _response(
     )
     return har.Response(
         status=head.status,
-        statusText=clean(head.reason),
+        statusText=head.reason,
         httpVersion=f"HTTP/{head.version}",
-        cookies=_cookies(head.headers, "set-cookie", clean),
-        headers=_headers(head.headers, clean),
+        cookies=_cookies(head.headers, "set-cookie"),
+        headers=_headers(head.headers),
         content=content,
-        redirectURL=masks.target(clean(head.headers.get("location", "") or "")),
+        redirectURL=masks.target(head.headers.get("location", "") or ""),
         headersSize=-1,
         bodySize=whole,
     )
@@ -170,13 +172,13 @@ def _shown(body: Body, encodings: list[str], most: int, redact: Callable[[bytes]
     return data[:most], "; ".join(notes)
 
 
-def _headers(headers: Headers, clean: Callable[[str], str]) -> list[har.Pair]:
+def _headers(headers: Headers) -> list[har.Pair]:
     return [
-        har.Pair(name=clean(name), value=clean(masks.target(value) if name.lower() == "location" else masks.header(name, value)))
+        har.Pair(name=name, value=masks.target(value) if name.lower() == "location" else masks.header(name, value))
         for name, value in headers
     ]
 
 
-def _cookies(headers: Headers, name: str, clean: Callable[[str], str]) -> list[har.Pair]:
+def _cookies(headers: Headers, name: str) -> list[har.Pair]:
     names = masks.cookie_names(headers.get_all(name), set_=name == "set-cookie")
-    return [har.Pair(name=clean(each), value=masks.MASKED) for each in names]
+    return [har.Pair(name=each, value=masks.MASKED) for each in names]

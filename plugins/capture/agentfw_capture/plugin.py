@@ -22,7 +22,7 @@ from agentfw.texts import shown
 
 from . import har
 from .config import Config
-from .exchanges import Exchange, entry
+from .exchanges import Exchange, encoded
 from .files import HarFile
 
 MAX_AGENTS = 256
@@ -289,15 +289,15 @@ class Plugin:
             if file is not self._shared:
                 await loop.run_in_executor(self._thread, file.close)
             return
-        made = entry(exchange, self._config.body_bytes, self._runtime.plugins.redact)
+        made = encoded(exchange, self._config.body_bytes, self._runtime.plugins.redact)
         file = await loop.run_in_executor(self._thread, self._appended, capture, made)
         capture.file = file
         self._counters["exchanges"] += 1
 
-    def _appended(self, capture: _Capture, made: har.Entry) -> HarFile:
+    def _appended(self, capture: _Capture, made: bytes) -> HarFile:
         """In the thread."""
         file = self._opened(capture)
-        file.append(har.encode(made))
+        file.append(made)
         return file
 
     def _opened(self, capture: _Capture) -> HarFile:
