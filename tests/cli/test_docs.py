@@ -62,3 +62,11 @@ def test_the_page_that_hints_name_is_there() -> None:
     text = "".join(file.read_text() for file in (ROOT / "core/agentfw").rglob("*.py"))
     named = set(re.findall(r"docs/[\w/-]+\.md", text))
     assert named and not [name for name in named if not (ROOT / name).is_file()]
+
+
+def test_no_command_is_cut_in_the_list_of_them() -> None:
+    from click.testing import CliRunner
+
+    listed = CliRunner().invoke(cli, ["--help"], terminal_width=80).output.partition("\nCommands:\n")[2].partition("\n\n")[0]
+    assert len(listed.splitlines()) == len(cli.list_commands(click.Context(cli)))
+    assert not [line for line in listed.splitlines() if line.endswith("...")]

@@ -11,7 +11,7 @@ from ..snapshots import SnapshotStore, cache_directory
 from .output import put
 
 
-@click.group()
+@click.group(short_help="Snapshots made on demand: where, how large.")
 def cache() -> None:
     """Template snapshots and decoded system call sites, kept between runs."""
 

@@ -249,7 +249,7 @@ def _plugins() -> Iterator[Check]:
         yield Check("configuration", "warn", str(error), getattr(error, "hint", ""))
 
 
-@click.command()
+@click.command(short_help="Check whether this machine can run agents.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(as_json: bool) -> int:
     """Check whether this machine can run agents, and say how to mend what is wrong.

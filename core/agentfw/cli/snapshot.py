@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@click.group()
+@click.group(short_help="Snapshots with names, here and elsewhere.")
 def snapshot() -> None:
     """Snapshots with names: Python as it stands when an agent's program begins, with modules imported.
 

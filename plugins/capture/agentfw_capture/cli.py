@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from agentfw.pool.client import HttpBackend
 
 
-@click.command()
+@click.command(short_help="Fetch what a job said over HTTP, as HAR 1.2.")
 @click.argument("job_id", metavar="ID", shell_complete=complete_ids)
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write it there.  [default: ID.har]")
 @click.option("--stdout", is_flag=True, help="Print it instead.")

@@ -34,7 +34,7 @@ Keys: Enter one agent, / filter, N S T P M L K C D ... sort (again: the other wa
 ended too, 1 2 3 pages, space at once, p pause, ? all keys, q quit."""
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(epilog=EXAMPLES, short_help="Show a pool at work, in the terminal.")
 @click.option("--once", is_flag=True, help="Print it once.  [default: if there is no terminal to draw on]")
 @click.option(
     "--interval", type=click.FloatRange(0.2, 3600), default=2.0, metavar="SECONDS", help="Time between two looks.  [default: 2]"
