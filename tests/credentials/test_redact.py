@@ -8,9 +8,10 @@ import html
 import itertools
 import json
 import random
+import sys
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from urllib.parse import quote, unquote
 
 import pytest
@@ -18,6 +19,7 @@ from agentfw import Agent, Denied, Headers, RequestHead, ResponseHead
 from agentfw.errors import ProtocolError
 from agentfw.http1 import transformed
 from agentfw.testing import FakeServer, Response, fetch, running
+from agentfw_credentials import values
 from agentfw_credentials.redact import EXPANSION, Inflate, Redactor
 from agentfw_credentials.search import PART, Needles, forms
 from agentfw_credentials.values import MOST_OLD, Secrets
@@ -208,6 +210,48 @@ def test_old_values_are_masked_for_a_while() -> None:
     secrets.use("c", ["first-secret"])
     secrets.use("a", ["third-secret-"])
     assert redact(text, True) == b"************ ************* other-secret."
+
+
+def test_secrets_are_compiled_when_they_change_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    class Counted(Needles):
+        def __init__(self, secrets: Iterable[bytes]) -> None:
+            super().__init__(secrets)
+            made.append(len(self.secrets))
+
+    monkeypatch.setattr(values, "Needles", Counted)
+    secrets = Secrets(60)
+    for number in range(100):
+        secrets.use(number, [f"sk-real-{number:032}"])
+    made.clear()
+    for _ in range(10):
+        assert not secrets.found(b"a line of a log")
+        assert not secrets.needles().find(b"a line of a log")
+    assert made == [100]
+    secrets.watch(["sk-placeholder", f"sk-real-{7:032}"])
+    assert secrets.found(b"sk-placeholder") == [("sk-placeholder", True)]
+    assert secrets.found(f"sk-real-{7:032}".encode())[0] == (f"sk-real-{7:032}", False)
+    assert made == [100, 2], "placeholders are others'"
+
+
+@pytest.mark.parametrize("escape", [b"%41", b"\\u0041", b"&#65;", b"&#999;", b"%41\\u0041&#65;"])
+def test_what_is_all_escapes_is_no_work_of_ours_for_each(escape: bytes) -> None:
+    """A body or a line that an agent wrote: the loop is everybody's."""
+    needles = Needles([b"sk-real/0123456789+abcdefXYZ%="])
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    needles.find(escape)
+    sys.setprofile(count)
+    try:
+        assert not needles.find(escape * 10_000)
+    finally:
+        sys.setprofile(None)
+    assert calls < 500
 
 
 def test_old_values_are_so_many() -> None:

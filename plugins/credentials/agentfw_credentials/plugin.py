@@ -110,6 +110,7 @@ class Plugin:
                 raise runtime.config.located("credentials", error) from None
             if key[0] == "command" and self._seen is not None and _readable(source.known or "", self._seen[1]):
                 raise runtime.config.error(f"credentials.command.{key[1]}", "the agents have this secret in a variable")
+        self._secrets.needles()  # no agent waits yet
         self._task = runtime.loop.create_task(self._look())
 
     @hookimpl

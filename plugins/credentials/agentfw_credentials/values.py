@@ -46,9 +46,9 @@ class Secrets:
         self._current: dict[object, frozenset[str]] = {}
         self._retired: dict[str, tuple[float, object]] = {}
         """When each old value stops to matter, and whose it was; the oldest first."""
-        self._placeholders: frozenset[str] = frozenset()
         self._needles = Needles(())
         self._watched = Needles(())
+        """The placeholders."""
         self._stale = True
         self._next = float("inf")
 
@@ -77,8 +77,7 @@ class Secrets:
 
     def watch(self, placeholders: Iterable[str]) -> None:
         """These are the placeholders from now on."""
-        self._placeholders = frozenset(placeholders)
-        self._stale = True
+        self._watched = Needles(value.encode("ascii") for value in sorted(frozenset(placeholders)))
 
     def values(self) -> set[str]:
         """In use, or so until a short while ago."""
@@ -92,9 +91,9 @@ class Secrets:
 
     def found(self, text: bytes) -> list[tuple[str, bool]]:
         """(value, whether it is a placeholder) of each secret and placeholder in `text`."""
-        self._compile()
-        secrets = len(self._needles.secrets)
-        return [(self._watched.secrets[number].decode(), number >= secrets) for _, _, number in self._watched.find(text)]
+        needles, watched = self.needles(), self._watched
+        secrets = [(needles.secrets[number].decode(), False) for _, _, number in needles.find(text)]
+        return secrets + [(watched.secrets[number].decode(), True) for _, _, number in watched.find(text)]
 
     def _compile(self) -> None:
         now = self._clock()
@@ -106,6 +105,4 @@ class Secrets:
         self._stale = False
         self._next = min((end for end, _ in self._retired.values()), default=float("inf"))
         secrets = set().union(*self._current.values()) | self._retired.keys()
-        ordered = [value.encode("ascii") for value in sorted(secrets)]
-        self._needles = Needles(ordered)
-        self._watched = Needles([*ordered, *(value.encode("ascii") for value in sorted(self._placeholders - secrets))])
+        self._needles = Needles(value.encode("ascii") for value in sorted(secrets))
