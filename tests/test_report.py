@@ -4,7 +4,10 @@ import os
 import random
 import re
 import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from agentfw_vmm import Mount, _lib, faults, report, symbols
@@ -174,3 +177,17 @@ def test_statistics_are_the_fields_of_their_names() -> None:
         setattr(vm, name, (1 << 8 * layout[name][1]) - 1 - number)
     found = report.statistics(vm)
     assert found == tuple(getattr(vm, name) for name in fields) and found.private_pages == (1 << 64) - len(fields)
+
+
+def test_each_thread_has_what_its_own_vm_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two embedded pools have a thread each, and C code runs without the GIL."""
+    both = threading.Barrier(2, timeout=10)
+
+    def copied(worker: object, vm: int, out: _lib.Bytes) -> int:
+        _lib.view(out, 1)[0:1] = bytes([vm])
+        both.wait()
+        return 1
+
+    monkeypatch.setattr(_lib, "lib", SimpleNamespace(afw_worker_sight=copied))
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(lambda vm: _lib.sight(None, vm), (1, 2))) == [b"\1", b"\2"]  # type: ignore[arg-type]

@@ -261,11 +261,13 @@ _COUNTERS_AT: int = _ffi.offsetof("struct afw_vm_shm", "exits")
 
 def sight(w: Worker, vm: int) -> bytes:
     """What `afw_worker_sight` copies."""
-    size = lib.afw_worker_sight(w, vm, _SIGHT)
-    return take(_SIGHT, size) if size > 0 else b""
+    # Into memory of this call's own: other threads have cells, too, and C code runs without the GIL.
+    out = _unset("uint8_t[]", _vmm.lib.AFW_SIGHT_SIZE)
+    size = lib.afw_worker_sight(w, vm, out)
+    return take(out, size) if size > 0 else b""
 
 
-_SIGHT = new_bytes(_vmm.lib.AFW_SIGHT_SIZE)
+_unset = _ffi.new_allocator(should_clear_after_alloc=False)
 
 
 def needs() -> list[tuple[str, int, int]]:
