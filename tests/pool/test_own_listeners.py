@@ -3,13 +3,17 @@ and when they are started anew."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
+import socket
 from pathlib import Path
 
+import pytest
 from agentfw.config import Config
 from agentfw.pool.authority import RouterLink
+from agentfw.pool.guard import bind_tcp
 from agentfw.pool.router import Router
 
 from .routers import ENGINE, QUICK, pool_test, until
@@ -85,3 +89,20 @@ def test_an_embedded_pools_are_its_own(tmp_path: Path) -> None:
             await router.close()
 
     body()
+
+
+def test_addresses_that_a_host_does_not_have_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """/etc/hosts has ::1 for localhost where IPv6 is switched off, or not built in, too."""
+    here = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
+    nowhere = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("2001:db8::1", 0, 0, 0))]  # RFC 3849: nobody's
+    unknown = [(socket.AF_APPLETALK, socket.SOCK_STREAM, 0, "", ("", 0))]
+    answers = iter([nowhere, [*nowhere, *here], [*here, *nowhere], [*unknown, *here], here])
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **more: next(answers))
+    with pytest.raises(OSError, match=os.strerror(errno.EADDRNOTAVAIL)):
+        bind_tcp("localhost", 0)
+    for _ in range(3):
+        (sock,) = bind_tcp("localhost", 0)
+        with sock:
+            assert sock.getsockname()[0] == "127.0.0.1" and sock.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match=os.strerror(errno.EADDRINUSE)):
+        bind_tcp("localhost", taken.getsockname()[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hmac
 import ipaddress
 import logging
@@ -94,16 +95,29 @@ def is_loopback(host: str) -> bool:
 
 
 def bind_tcp(host: str, port: int) -> list[socket.socket]:
-    """Sockets bound to all addresses of `host`, at one port (0: any that is free); they do not listen yet. OSError."""
+    """Sockets bound to all addresses of `host` that this machine has, at one port (0: any that is free); they do not listen yet.
+    OSError."""
     made: list[socket.socket] = []
+    missing = OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
     try:
         for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):
-            sock = socket.socket(family, kind | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-            made.append(sock)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            sock.bind((address[0], made[0].getsockname()[1] if len(made) > 1 else port, *address[2:]))
+            at = made[0].getsockname()[1] if made else port
+            try:
+                sock = socket.socket(family, kind | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+                made.append(sock)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                sock.bind((address[0], at, *address[2:]))
+            except OSError as error:
+                # /etc/hosts has ::1 for localhost where there is no IPv6, too, as in many containers.
+                if error.errno == errno.EADDRNOTAVAIL:
+                    made.pop().close()
+                elif error.errno != errno.EAFNOSUPPORT:
+                    raise
+                missing = error
+        if not made:
+            raise missing
     except BaseException:
         for sock in made:
             sock.close()
