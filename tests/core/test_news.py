@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from agentfw import Agent, hookimpl
 from agentfw.agents import ExitReport
 from agentfw.plugins import news
+from agentfw.plugins.manager import TELLING
 from agentfw.reports import AuditEvent, ExchangeReport
 from agentfw.runtime import Runtime
 from agentfw.testing import make_agent, make_runtime
@@ -106,3 +109,9 @@ async def test_not_many_wait() -> None:
     assert 0 < most <= news.MOST and len(watch.told) >= 9 * news.MOST
     await runtime.stop()
     assert watch.told == list(range(100, 100 + 10 * news.MOST))
+
+
+def test_the_documentation_names_all_that_can_wait() -> None:
+    text = (Path(__file__).parents[2] / "docs/plugins.md").read_text()
+    found = re.search(r"^- Hooks that only tell \(([^)]*)\)", text, re.MULTILINE)
+    assert found is not None and set(re.findall(r"`(\w+)`", found[1])) == TELLING
