@@ -11,6 +11,7 @@ from agentfw.texts import width
 from agentfw.views import AgentRow, AgentTable
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.dashboard.fake import FakeObservatory
 
@@ -30,6 +31,14 @@ def test_only_what_changed_is_taken_over() -> None:
     assert {id: known.row.name for id, known in agents.known.items()} == {"b": "new", "c": "name of c"} and agents.since == 2
     agents.take(table(row("d"), since=3))
     assert list(agents.known) == ["d"], "a whole table: what is not in it is gone"
+
+
+def test_more_than_were_told_of_are_counted() -> None:
+    agents = Agents()
+    agents.take(replace(table(row("a")), total=2500))
+    assert agents.total == 2500 and len(agents.known) == 1, "a pool without a dashboard is asked for 2,000 jobs"
+    agents.take(table(row("b"), whole=False, since=2))
+    assert agents.total == 2
 
 
 def test_changes_come_to_the_same_as_all_of_it() -> None:

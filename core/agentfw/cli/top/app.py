@@ -263,8 +263,7 @@ class First(Screen[None]):
 
     def _foot_of_agents(self) -> None:
         table = self.table
-        whole = len(self.top.agents.known)
-        spans: list[Span] = [(f"{len(table.ids)} of {whole} agents", "b"), (", " if table.filter else "  ", "")]
+        spans: list[Span] = [(f"{len(table.ids)} of {self.top.agents.total} agents", "b"), (", " if table.filter else "  ", "")]
         if table.filter:
             spans.append((f"with `{shown(table.filter, 30)}`  ", "warn"))
         other = "a running" if table.ended else "a all"

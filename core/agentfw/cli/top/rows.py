@@ -161,6 +161,8 @@ class Agents:
         """Of the pool's clock."""
         self.since = 0
         """What the pool is asked for next."""
+        self.total = 0
+        """How many there are, be there more than the pool told of."""
 
     def forget(self) -> None:
         """Another pool, or one that was begun anew."""
@@ -179,6 +181,7 @@ class Agents:
             self.known.pop(gone, None)
         for row in table.rows:
             self._take(row)
+        self.total = max(table.total, len(self.known))
         for known in self.known.values():
             if known.busy and (known.row.state != "running" or self.now - known.measured > STALE):
                 known.busy = 0.0
