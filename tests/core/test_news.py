@@ -111,6 +111,26 @@ async def test_not_many_wait() -> None:
     assert watch.told == list(range(100, 100 + 10 * news.MOST))
 
 
+@async_test
+async def test_news_of_news_without_end_hold_up_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    class Echo(Watch):
+        @hookimpl
+        def audit(self, event: AuditEvent) -> None:
+            if len(self.told) < 10_000:  # or this test would not end, either
+                self.told.append(event.rule)
+                assert self.runtime is not None
+                self.runtime.audit(event)
+
+    echo = Echo("echo")
+    echo.runtime = runtime = await started(echo)
+    for _ in range(2):
+        runtime.audit(denial(make_agent()))
+        runtime.agent_exited(make_agent(), ExitReport("code"))
+    assert echo.told == [*["policy: nobody"] * news.ROUNDS, "exit"] * 2
+    assert caplog.text.count("more news, without end: dropped (echo.audit)") == 1
+    await runtime.stop()
+
+
 def test_the_documentation_names_all_that_can_wait() -> None:
     text = (Path(__file__).parents[2] / "docs/plugins.md").read_text()
     found = re.search(r"^- Hooks that only tell \(([^)]*)\)", text, re.MULTILINE)

@@ -8,6 +8,7 @@ and what it would be told waits a moment for its like.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from .calling import Call
@@ -16,6 +17,10 @@ SECONDS = 0.05
 """That news wait at most."""
 MOST = 256
 """News that wait. To tell so many takes about a millisecond."""
+ROUNDS = 16
+"""That news of news are told in a row: a request's end makes a model call known, that a budget's end."""
+
+log = logging.getLogger("agentfw.plugins")
 
 News = tuple[tuple[Call, ...], tuple[object, ...]]
 """Who is told what."""
@@ -30,6 +35,8 @@ class Later:
         self._waiting: list[News] = []
         self._timer: asyncio.TimerHandle | None = None
         self._telling = False
+        self._endless = False
+        """The log has told of news without end."""
 
     @property
     def open(self) -> bool:
@@ -52,7 +59,7 @@ class Later:
             self.deliver()
 
     def deliver(self) -> None:
-        """Tell all that waits, in order, and what comes of that."""
+        """Tell all that waits, in order, and what comes of that; if it does not end, the rest is dropped."""
         if self._telling:
             return
         if self._timer is not None:
@@ -60,10 +67,17 @@ class Later:
             self._timer = None
         self._telling = True
         try:
-            while self._waiting:
-                waiting, self._waiting = self._waiting, []
+            for _ in range(ROUNDS):
+                if not (waiting := self._waiting):
+                    return
+                self._waiting = []
                 for calls, args in waiting:
                     for call in calls:
                         self._tell(call, args)
+            if self._waiting and not self._endless:
+                self._endless = True
+                names = sorted({f"{call.plugin}.{call.hook}" for calls, _ in self._waiting for call in calls})
+                log.error("what plugins are told makes more news, without end: dropped (%s)", ", ".join(names))
+            self._waiting.clear()
         finally:
             self._telling = False
