@@ -62,6 +62,8 @@ def escaped(draw: random.Random, text: bytes) -> bytes:
 
 FORMS: dict[str, Callable[[random.Random, bytes], bytes]] = {
     "plain": lambda draw, key: key,
+    "lower": lambda draw, key: key.lower(),
+    "upper": lambda draw, key: key.upper(),
     "base64": lambda draw, key: base64.b64encode(key),
     "basic": lambda draw, key: b"Basic " + base64.b64encode(b"user:" + key),
     "base64 inside": lambda draw, key: base64.b64encode(draw.randbytes(draw.randrange(9)) + key + draw.randbytes(3)),

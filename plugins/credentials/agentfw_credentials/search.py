@@ -1,5 +1,6 @@
-"""Finding secrets in bytes, in the forms that servers and programs give text: as it is, base64 at any alignment, hexadecimal, and
-with any of its characters percent-encoded (URLs), as JSON or JavaScript escapes, or as HTML entities, in any mixture.
+"""Finding secrets in bytes, in the forms that servers and programs give text: as it is, in lower or upper case (names of hosts
+and headers become that), base64 at any alignment, hexadecimal, and with any of its characters percent-encoded (URLs), as JSON or
+JavaScript escapes, or as HTML entities, in any mixture.
 
 An Aho-Corasick automaton finds all fixed forms at once (600 MB/s for 50 secrets, where one `re` alternation of them, which has
 no common prefix to look for, does 4 MB/s). Escapes are undone first, where there are any, and positions carried back.
@@ -50,8 +51,9 @@ def in_parts(piece: bytes, last: bool) -> Iterator[tuple[bytes, bool]]:
 
 
 def forms(secret: bytes) -> set[bytes]:
-    """The fixed forms of a secret: itself, hexadecimal, and what base64 makes of it wherever it stands in what is encoded."""
-    found = {secret, secret.hex().encode(), secret.hex().upper().encode()}
+    """The fixed forms of a secret: itself, in one case, hexadecimal, and what base64 makes of it wherever it stands in what is
+    encoded."""
+    found = {secret, secret.lower(), secret.upper(), secret.hex().encode(), secret.hex().upper().encode()}
     for before in range(3):
         # Characters that also depend on what stands before or behind it are left out.
         encoded = base64.b64encode(bytes(before) + secret)
