@@ -301,7 +301,7 @@ def job_event(event: JobEvent) -> None:
 
 @hookspec
 def redact(text: bytes) -> bytes | None:
-    """`text` is about to be written where people or other programs read it (a log, a capture of traffic): the same, of the same
+    """`text` is about to be written where people or other programs read it (a log, a capture, a page): the same, of the same
     length, with what nobody must see masked; None: there is nothing in it. Each implementation gets what the one before
     returned. If one fails, the text is not written. Never awaitable. Since 1.1.
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from agentfw import Agent, Destination
+from agentfw import Agent, Destination, hookimpl
 from agentfw.agents import ExitReport
 from agentfw.reports import DispatchReport
+from agentfw.testing import make_runtime
 from agentfw_dashboard import story, told
 from agentfw_dashboard.collector import Collector
 from agentfw_dashboard.wire import Ask
@@ -179,3 +180,48 @@ def test_a_million_events_of_one_agent_take_no_memory() -> None:
     done = subprocess.run([sys.executable, "-c", HOSTILE, "1000000"], capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 4096, f"{done.stdout} KiB more"
+
+
+class Masks:
+    name = "masks"
+
+    def __init__(self) -> None:
+        self.how = b"*"
+
+    @hookimpl
+    def redact(self, text: bytes) -> bytes | None:
+        if not self.how:
+            raise ValueError("hush")
+        return text.replace(b"sk-real", self.how * 7)
+
+
+@async_test
+async def test_what_nobody_must_see_is_masked_where_agents_are_shown() -> None:
+    """Paths, names, models and labels are agents' words, and they may have come by a secret."""
+    collector, masks = Collector(64 * MIB, 10), Masks()
+    runtime = make_runtime(masks)
+    await runtime.start()
+    collector.runtime = runtime
+    who = Agent("job1-1", "agent sk-real", {"tenant": "t", "l": "sk-real"}, job="job1")
+    begin(collector, who)
+    collector.question_end(who, question("sk-real.example"))
+    collector.exchange_end(who, exchange("h.example", "/sk-real?k=sk-real", error="got sk-real", status=502))
+    collector.model_call(who, call(error_type="sk-real", error="key sk-real"))
+    collector.audit(denial(who, rule="r sk-real", host="sk-real.example"))
+    collector.flow_end(who, flow(kind="tcp", error="sk-real", destination=Destination("tcp", "sk-real.example", 5)))
+    collector.exit(who, ExitReport("code", text="last: sk-real"))
+    seen = await collector.story("job1")
+    assert seen is not None
+    table, totals = (collector.answer(Ask(rows=rows), {}) for rows in (True, False))
+    for found in (seen, table, totals):
+        text = msgspec.json.encode(found)
+        assert b"sk-real" not in text and b"*******" in text
+    assert table.rows[0].name == "agent *******" and totals.denials[0].destination == "https://*******.example:443"
+    for how in (b"", b"\xff"):  # it cannot be looked into; what is left is no text
+        masks.how = how
+        assert await collector.story("job1") is None
+        found = collector.answer(Ask(rows=True), {})
+        assert not found.rows and not found.denials and found.totals.requests == 1
+        masks.how = b"*"
+        assert collector.answer(Ask(rows=True), {}).rows, "all of them again"
+    await runtime.stop()

@@ -7,11 +7,12 @@ stories count what they do not keep.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections import deque
 
-from agentfw import Agent, Destination, ExitReport, hookimpl
+from agentfw import Agent, AgentfwError, Destination, ExitReport, hookimpl
 from agentfw.model_calls import ModelCall
 from agentfw.reports import AuditEvent, DispatchReport, ExchangeReport, FlowReport, QuestionReport
 from agentfw.runtime import Runtime
@@ -39,7 +40,7 @@ from .story import (
     bounded_question,
     cut,
 )
-from .wire import MAX_DENIALS, MAX_ROWS, Ask, Histogram, Refusal, Row, Told, Totals
+from .wire import MAX_DENIALS, MAX_ROWS, Ask, Histogram, Refusal, Row, Told, Totals, masked
 
 STATISTICS = (
     "dns.hits", "dns.negative_hits", "dns.failure_hits", "dns.override_hits", "dns.stale", "dns.coalesced", "dns.misses",
@@ -49,6 +50,8 @@ STATISTICS = (
 MAX_LIVE = 100_000
 """Agents that are known at once. More than there can be VMs: a bound for mistakes."""
 MAX_GONE = 10_000
+
+log = logging.getLogger("agentfw.dashboard")
 
 
 class Collector:
@@ -348,10 +351,23 @@ class Collector:
         vm = None
         if found.exit is None and found.dispatch is not None and self.runtime is not None:
             vm = await self.runtime.look(found.agent.id)
-        return told.story(found, vm)
+        try:
+            return masked(told.story(found, vm), self.runtime)
+        except AgentfwError as error:
+            log.error("a story is not shown: %s", error)
+            return None
 
     def answer(self, ask: Ask, statistics: dict[str, float]) -> Told:
         """What is known now. `statistics`: of other plugins."""
+        found = self._answer(ask, statistics)
+        try:
+            return masked(found, self.runtime)
+        except AgentfwError as error:
+            log.error("what agents do is not shown: %s", error)
+            self._whole = self._whole or ask.rows
+            return Told(epoch=self.epoch, version=self._version, totals=found.totals)
+
+    def _answer(self, ask: Ask, statistics: dict[str, float]) -> Told:
         totals = self._totals(statistics)
         if not ask.rows:
             return Told(epoch=self.epoch, version=self._version, totals=totals, denials=self._refusals())

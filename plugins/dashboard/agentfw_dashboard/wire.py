@@ -6,10 +6,11 @@ An answer is another process's word: numbers are bounded, texts cut, lists count
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 from agentfw.errors import PluginError
+from agentfw.runtime import Runtime
 from agentfw.views import AgentStory
 from msgspec import Meta
 
@@ -166,6 +167,23 @@ def read_story(body: bytes) -> AgentStory | None:
         return _story(body) if body else None
     except (msgspec.DecodeError, RecursionError):
         return None
+
+
+Shown = TypeVar("Shown", Told, AgentStory)
+
+
+def masked(shown: Shown, runtime: Runtime | None) -> Shown:
+    """Without secrets: paths, names and models are anybody's words. AgentfwError if it cannot be known whether there are."""
+    if runtime is None or not runtime.plugins.implemented("redact"):
+        return shown
+    data = encode(shown)
+    found = runtime.plugins.redact(data)  # of the same length: so it is still an answer
+    if found == data:
+        return shown
+    try:
+        return msgspec.msgpack.decode(found, type=type(shown))
+    except msgspec.DecodeError:
+        raise PluginError("what nobody must see stood across its texts") from None
 
 
 def _finite(told: Told) -> bool:
