@@ -45,8 +45,16 @@ async def raw(found: Served, data: bytes, *, wait: float = 5.0) -> bytes:
         writer.close()
 
 
-def request(found: Served, target: str, *headers: str, method: str = "GET", token: bool = True, host: str = "localhost") -> bytes:
-    lines = [f"{method} {target} HTTP/1.1", f"Host: {host}", "Connection: close", *headers]
+def request(
+    found: Served,
+    target: str,
+    *headers: str,
+    method: str = "GET",
+    token: bool = True,
+    host: str = "localhost",
+    close: bool = True,
+) -> bytes:
+    lines = [f"{method} {target} HTTP/1.1", f"Host: {host}", *(["Connection: close"] if close else []), *headers]
     if token:
         lines.append(f"Authorization: Bearer {found.server.access.token}")
     return "\r\n".join([*lines, "", ""]).encode()
@@ -197,6 +205,31 @@ async def test_a_head_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @async_test
+async def test_who_may_only_connect_keeps_nobody_out() -> None:
+    """The oldest of those that have shown neither a token nor a session make room."""
+    async with served(files=PAGE, connections=40, period=0.05) as found:
+        watching = asyncio.create_task(events(found, 40))
+        while not found.server.events.viewers:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        held = []
+        try:
+            for _ in range(39):
+                held.append(await asyncio.open_connection("127.0.0.1", found.port))
+            for _, writer in held[20:]:  # whatever they are told
+                writer.write(request(found, "/data/overview", "Authorization: Bearer no", token=False, close=False))
+            for reader, _ in held[20:]:
+                assert b"401" in await reader.readline()
+            assert found.server.open == 40
+            assert (await get(found, "/data/overview"))[0] == 200
+            assert await held[0][0].read() == b""
+            assert found.server.open <= 40
+            assert len(await watching) == 40
+        finally:
+            for _, writer in held:
+                writer.close()
+
+
+@async_test
 async def test_more_connections_than_it_has_room_for() -> None:
     """Those that are open go on, and others are told."""
     async with served(files=PAGE, connections=40, period=0.05) as found:
@@ -205,6 +238,10 @@ async def test_more_connections_than_it_has_room_for() -> None:
             await asyncio.sleep(0.01)
         held = [socket.create_connection(("127.0.0.1", found.port)) for _ in range(39)]
         try:
+            for sock in held:
+                sock.sendall(request(found, "/data/overview", close=False))
+            for sock in held:
+                assert b"200 OK" in await asyncio.to_thread(sock.recv, 100)
             async with asyncio.timeout(5):
                 while found.server.open < 40:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests.core.support import async_test
 
-from .support import answer, raw, request, served
+from .support import TOKEN, answer, raw, request, served
 
 JOB = b'{"mode": "code", "target": "pass"}'
 
@@ -185,6 +185,24 @@ async def test_so_many_connections_and_no_more(tmp_path: Path, monkeypatch: pyte
             writer.close()
         await asyncio.sleep(0.05)
         assert answer(await raw(pool.path, request("GET", "/v1/pool")))[0] == 200
+
+
+@async_test
+async def test_who_has_no_token_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "CONNECTIONS", 3)
+    async with served(tmp_path / "s", tcp=True) as pool:
+        token = f"Authorization: Bearer {TOKEN.decode()}"
+        known = await asyncio.open_connection("127.0.0.1", pool.port)
+        known[1].write(request("GET", "/v1/pool", token).replace(b"Connection: close\r\n", b""))
+        assert (await known[0].readline()).startswith(b"HTTP/1.1 200")
+        held = [await asyncio.open_connection("127.0.0.1", pool.port) for _ in range(6)]
+        assert answer(await raw(pool.port, request("GET", "/v1/pool", token)))[0] == 200
+        assert await held[0][0].read() == b"" and not known[0].at_eof()
+        known[1].write(request("GET", "/v1/pool", token))
+        async with asyncio.timeout(5):
+            assert (await known[0].read()).count(b"HTTP/1.1 200") == 1
+        for _, writer in held:
+            writer.close()
 
 
 @async_test

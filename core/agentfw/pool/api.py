@@ -134,6 +134,7 @@ class ApiServer:
             except PoolError as error:
                 self._refused(connection.who, error)
                 raise
+            connection.vouch()
             caller.set(connection.who)  # for this request: the next one of the connection sets it anew
             response = await handler(request)
         except web.HTTPException as error:

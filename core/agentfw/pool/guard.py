@@ -56,6 +56,15 @@ class Listener:
     """Connections that are being told that they are not wanted."""
     tell: Callable[[str, PoolError], None] = lambda who, error: None
     """Told of peers that are refused: who, why."""
+    unknown: dict[Connection, None] = field(default_factory=dict)
+    """Of those that are open: which have not shown who they are. Oldest first."""
+
+    def make_room(self) -> bool:
+        """Cut off who is here for the longest time without having shown who it is: whoever may only connect keeps nobody out."""
+        if not self.unknown:
+            return False
+        next(iter(self.unknown)).cut_off()
+        return True
 
     @classmethod
     def tcp(cls, host: str, token: bytes) -> Listener:
@@ -144,8 +153,25 @@ class Connection(RequestHandler):
         self.listener = listener
         self.who = ""
         """The peer, as `JobEvent.by`."""
+        self._served = False
         self._counted = False
         self._refused = False
+
+    def vouch(self) -> None:
+        """A request of it may be answered: it is not cut off to make room."""
+        self.listener.unknown.pop(self, None)
+
+    def cut_off(self) -> None:
+        """It counts no more."""
+        self._uncount()
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _uncount(self) -> None:
+        if self._counted:
+            self._counted = False
+            self.listener.open -= 1
+            self.vouch()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         error = None
@@ -157,7 +183,7 @@ class Connection(RequestHandler):
             self.who = f"token from {(transport.get_extra_info('peername') or ('?',))[0]}"
         if self.listener.token is None and user not in self.listener.users:
             error = PoolError("forbidden", f"this pool serves the user with the id {os.getuid()}, not {user}")
-        elif self.listener.open >= (most := self.listener.most or CONNECTIONS):
+        elif self.listener.open >= (most := self.listener.most or CONNECTIONS) and not self.listener.make_room():
             error = PoolError("unavailable", f"more than {most} connections")
         if error is not None:
             self.listener.tell(self.who, error)
@@ -168,8 +194,10 @@ class Connection(RequestHandler):
             transport.write(f"{head}Connection: close\r\n\r\n".encode() + body)  # type: ignore[attr-defined]
             self._turn_away(transport)
             return
-        self._counted = True
+        self._served = self._counted = True
         self.listener.open += 1
+        if self.listener.token is not None:
+            self.listener.unknown[self] = None
         if self.listener.unread is not None and (sock := transport.get_extra_info("socket")) is not None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self.listener.unread * 1000))
         super().connection_made(transport)
@@ -189,9 +217,9 @@ class Connection(RequestHandler):
         if self._refused:
             self._refused = False
             self.listener.refused -= 1
-        if self._counted:
-            self._counted = False
-            self.listener.open -= 1
+        self._uncount()
+        if self._served:
+            self._served = False
             super().connection_lost(exc)
 
     def handle_error(

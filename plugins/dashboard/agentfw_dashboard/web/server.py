@@ -210,8 +210,12 @@ class WebServer:
     def _may_look(self, request: web.Request) -> bool:
         given = bearer(request.headers)
         if given is not None:
-            return self.access.is_token(given)
-        return self.access.is_session(request.cookies.get(self.access.cookie, ""))
+            may = self.access.is_token(given)
+        else:
+            may = self.access.is_session(request.cookies.get(self.access.cookie, ""))
+        if may and isinstance(request.protocol, Connection):
+            request.protocol.vouch()
+        return may
 
     # -- pages
 
