@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ import aiohttp
 import msgspec
 import pytest
 from agentfw.pool.jobs import PoolError
-from agentfw.views import AgentStory, AgentTable, Loaded, OutputTail, Overview
+from agentfw.views import AgentStory, AgentTable, Loaded, OutputTail, Overview, Sample
 from agentfw_dashboard.output import SHOWN
-from agentfw_dashboard.web import access
+from agentfw_dashboard.web import access, shared
 from agentfw_dashboard.web import server as web_server
 from agentfw_dashboard.web.door import Door
-from agentfw_dashboard.web.events import MAX_VIEWERS
+from agentfw_dashboard.web.events import KEPT, MAX_VIEWERS
 from agentfw_dashboard.web.files import File, load
 
 from tests.core.support import async_test
@@ -212,6 +213,31 @@ async def test_viewers_get_all_then_what_changes() -> None:
         assert rows[fake.rows()[4].id].requests == 4711
         again = await events(found, 2, **{"Last-Event-ID": made[-1]["id"]})  # as EventSource does after a break
         assert msgspec.json.decode(again[1]["data"], type=AgentTable)
+
+
+@async_test
+async def test_the_history_comes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then what is new of it, with what those lack who are some frames behind; whoever comes back gets it whole."""
+
+    class Moving(FakeObservatory):
+        async def overview(self) -> Overview:
+            self.step(1.0)
+            return await super().overview()
+
+    def histories(made: list[dict[str, str]]) -> list[list[Sample]]:
+        return [msgspec.json.decode(each["data"], type=Overview).history for each in made if each["event"] == "overview"]
+
+    monkeypatch.setattr(shared, "FRESH", 0.0)
+    async with served(Moving(5, now=1_700_000_000.0), files=PAGE, period=0.02) as found:
+        watching = asyncio.create_task(events(found, 80))
+        made = await events(found, 40)
+        first, *later = histories(made)
+        assert len(first) > 300 and 0 < len(later[-1]) <= 2 * KEPT
+        times = sorted({sample.time for history in (first, *later) for sample in history if sample.time > 1_700_000_000.0})
+        assert {after - before for before, after in pairwise(times)} == {1.0}  # nothing is missing
+        again = histories(await events(found, 6, **{"Last-Event-ID": made[-1]["id"]}))
+        assert len(again[0]) > 300 and len(again[-1]) <= 2 * KEPT
+        assert len(histories(await watching)[-1]) <= 2 * KEPT
 
 
 @async_test

@@ -5,7 +5,7 @@ A viewer that takes its events too slowly skips what it missed and gets the whol
 dropped.
 
     id: INSTANCE-SINCE          what `Last-Event-ID` says after a break; another instance's counts for nothing
-    event: overview             data: an Overview
+    event: overview             data: an Overview; the first with its whole history, later ones with what is new of it
     event: agents               data: an AgentTable: those that changed, or all (`whole`)
     event: trouble              data: {"message": ...}; the next second may be better
 """
@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import msgspec
 from agentfw.pool.jobs import PoolError
+from agentfw.views import Sample
 
 from .shared import Answer, Shared
 
@@ -43,6 +44,8 @@ class _Frame:
     begin: int
     end: int
     data: bytes
+    newest: Sample | None
+    """Of the samples that whoever has this frame knows."""
 
 
 class Events:
@@ -91,6 +94,11 @@ class Events:
 
     async def _view(self, since: int | None) -> AsyncGenerator[bytes, None]:
         yield b"retry: 2000\n\n"
+        if since is not None:  # it goes on with the table; of the history it may have missed more than the frames have
+            try:
+                yield _overview(await self._shared.overview(), None)
+            except PoolError as error:
+                yield _trouble(error)
         if since is None and not self._ring:
             since = 0  # the first frame has all
         following = self._next(since or 0)
@@ -142,26 +150,45 @@ class Events:
             begun = loop.time()
             try:
                 overview, table = await self._shared.overview(), await self._shared.agents(self._since, fresh=True)
-                self._add(self._since, table.since, self._encoded(overview, table))
+                known = self._ring[0].newest if len(self._ring) == KEPT else None  # nobody is further behind than that
+                history = overview.overview.history if overview.overview is not None else []
+                data = self._encoded(overview, table, known)
+                self._add(self._since, table.since, data, history[-1] if history else None)
                 self._since = table.since
             except PoolError as error:
-                self._add(self._since, self._since, _trouble(error))
+                self._add_trouble(error)
             except Exception as error:  # the source's
                 log.exception("what is shown cannot be collected")
                 text = f"an internal error: {type(error).__name__}"
-                self._add(self._since, self._since, _trouble(PoolError("internal", text)))
+                self._add_trouble(PoolError("internal", text))
             await asyncio.sleep(max(begun + self._period - loop.time(), self._period / 4))
 
-    def _add(self, begin: int, end: int, data: bytes) -> None:
-        self._ring.append(_Frame(self.frames, begin, end, data))
+    def _add_trouble(self, error: PoolError) -> None:
+        self._add(self._since, self._since, _trouble(error), self._ring[-1].newest if self._ring else None)
+
+    def _add(self, begin: int, end: int, data: bytes, newest: Sample | None) -> None:
+        self._ring.append(_Frame(self.frames, begin, end, data, newest))
         self.frames += 1
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    def _encoded(self, overview: Answer, table: Answer) -> bytes:
-        """JSON has no line ends of its own, so each is one `data` line."""
+    def _encoded(self, overview: Answer, table: Answer, known: Sample | None = None) -> bytes:
+        """`known`: a sample that all who get this have, with those before it."""
         mark = f"id: {self._instance}-{table.since}\n".encode()
-        return b"event: overview\ndata: " + overview.data + b"\n\n" + mark + b"event: agents\ndata: " + table.data + b"\n\n"
+        return _overview(overview, known) + mark + b"event: agents\ndata: " + table.data + b"\n\n"
+
+
+def _overview(answer: Answer, known: Sample | None) -> bytes:
+    """JSON has no line ends of its own, so each is one `data` line."""
+    data = answer.data
+    if known is not None and answer.overview is not None:
+        new: list[Sample] = []
+        for sample in reversed(answer.overview.history):  # (times may go back: clocks are set)
+            if sample == known:
+                data = msgspec.json.encode(msgspec.structs.replace(answer.overview, history=new[::-1]))
+                break
+            new.append(sample)
+    return b"event: overview\ndata: " + data + b"\n\n"
 
 
 def _trouble(error: PoolError) -> bytes:

@@ -44,6 +44,8 @@ class Answer:
     since: int = 0
     whole: bool = False
     kind: str = "application/json"
+    overview: Overview | None = None
+    """Which it is, for those who send a part of it."""
 
 
 @dataclass(slots=True)
@@ -66,7 +68,8 @@ class Shared:
 
     async def overview(self) -> Answer:
         async def ask() -> Answer:
-            return Answer(msgspec.json.encode(await self._source.overview()))
+            overview = await self._source.overview()
+            return Answer(msgspec.json.encode(overview), overview=overview)
 
         return await self._one("overview", None, ask)
 

@@ -102,11 +102,10 @@ class Store {
 
   #takeOverview(next) {
     const before = this.overview;
-    if (before !== null && before.started === next.started && next.history.length && before.history.length) {
-      const last = before.history.at(-1).time;
-      if (next.history[0].time > before.history[0].time) {
-        next.history = [...before.history, ...next.history.filter((sample) => sample.time > last)].slice(-HISTORY);
-      }
+    if (before !== null && before.started === next.started) {
+      // What comes goes on from what is known, and has some of that once more: the server's clock may have been set back, too.
+      const first = next.history.length ? next.history[0].time : Infinity;
+      next.history = [...before.history.filter((sample) => sample.time < first), ...next.history].slice(-HISTORY);
     }
     this.#heard = performance.now();
     this.overview = next;
