@@ -91,6 +91,8 @@ class Overview(_View, frozen=True):
     """VMs that are there (running, idle) in a GiB of it."""
     dns_questions: int = 0
     dns_hits: int = 0
+    dns_misses: int = 0
+    """That somebody had to be asked for. Those refused are neither."""
     dns_hit_rate: float | None = None
     dispatch: Spread = Spread()
     """From the pool's having a job, with a VM ready, to its first bytecode."""

@@ -94,7 +94,7 @@ class FakeObservatory:
         states = [row.state for row in rows]
         ended = [row for row in rows if row.state == "done"]
         questions = sum(row.questions for row in rows)
-        hits = int(questions * 0.97)
+        hits, misses = int(questions * 0.97), int(questions * 0.03)
         running = states.count("running")
         memory = 180_000_000 + 700_000 * (running + 12)
         return Overview(
@@ -113,7 +113,8 @@ class FakeObservatory:
             agents_per_gb=(running + 12) / (memory / 2**30),
             dns_questions=questions,
             dns_hits=hits,
-            dns_hit_rate=hits / questions if questions else None,
+            dns_misses=misses,
+            dns_hit_rate=hits / (hits + misses) if hits + misses else None,
             dispatch=Spread(count=len(rows), p50=0.00082, p95=0.0021, p99=0.0047, most=0.012),
             connect=Spread(count=4 * len(rows), p50=0.0000031, p95=0.0009, p99=0.0312, most=0.21),
             first_call=Spread(count=len(rows), p50=0.0021, p95=0.0083, p99=0.041, most=0.34),

@@ -109,6 +109,7 @@ class Observatory:
             agents_per_gb=(running + idle) / (memory / (1 << 30)) if memory and running + idle else None,
             dns_questions=totals.questions,
             dns_hits=hits,
+            dns_misses=misses,
             dns_hit_rate=hits / (hits + misses) if hits + misses else None,
             dispatch=merging.durations(totals.dispatch).spread(),
             connect=merging.durations(totals.connect).spread(),

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
+from itertools import pairwise
 from pathlib import Path
 
+import pytest
 from agentfw.views import AgentRow, AgentStory, Loaded, Overview
+from agentfw_dashboard.web import shared
 from msgspec.structs import replace
 from playwright.sync_api import Page, expect
 
@@ -228,6 +231,39 @@ def test_what_was_not_measured_is_not_called_zero(open_page: Open, serve: Serve)
     expect(page.locator("#dns .facts div", has_text="Misses")).to_contain_text("–")
     expect(page.locator("#warmup .big")).to_contain_text("no VM was warmed yet")
     expect(page.locator(".uplot canvas")).to_have_count(12)
+
+
+def test_questions_that_were_refused_are_no_misses(open_page: Open, serve: Serve) -> None:
+    class Refusing(FakeObservatory):
+        async def overview(self) -> Overview:
+            return replace(await super().overview(), dns_questions=4711, dns_hits=0, dns_misses=3, dns_hit_rate=0.0)
+
+    page = live(open_page(serve(Refusing(9, hostile_names=False)), "#/overview"))
+    expect(page.locator("#dns .facts div", has_text="Misses").locator("dd")).to_have_text("3")
+
+
+HISTORY = "async () => (await import('/js/store.js')).store.overview.history.map((each) => each.time)"
+
+
+def test_the_history_goes_on_from_what_is_known(open_page: Open, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events have only what is new of it; also when the pool's clock is set back."""
+
+    class Moving(FakeObservatory):
+        async def overview(self) -> Overview:
+            self.step(1.0)
+            return await super().overview()
+
+    monkeypatch.setattr(shared, "FRESH", 0.0)
+    fake = Moving(3, hostile_names=False, now=1_700_000_000.0)
+    serving = serve(fake, period=0.02)
+    page = live(open_page(serving, "#/overview"))
+    for _ in range(2):
+        end = serving.do(lambda: fake.time) + 12
+        while not end <= (times := page.evaluate(HISTORY))[-1] < end + 30:
+            page.wait_for_timeout(100)
+        assert len(times) > 200 and times == sorted(set(times))
+        assert {after - before for before, after in pairwise(times[-10:])} == {1.0}
+        serving.do(lambda: setattr(fake, "time", fake.time - 60))
 
 
 def test_a_pool_without_agents(open_page: Open, serve: Serve) -> None:

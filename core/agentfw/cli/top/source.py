@@ -193,6 +193,7 @@ def overview_of(info: PoolInfo, metrics: dict[str, float], now: float) -> Overvi
         done=info.done,
         dns_questions=questions,
         dns_hits=hits,
+        dns_misses=questions - hits,
         dns_hit_rate=hits / questions if questions else None,
         tls_sessions=whole("tls.held"),
         requests=whole("core.http_requests"),

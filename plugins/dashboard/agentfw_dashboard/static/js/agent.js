@@ -189,7 +189,7 @@ export class Agent {
     ]);
     const currency = store.overview?.currency ?? "";
     pairs(this.numbers, [
-      ["Ran", age(ran(row))],
+      ["Ran", row.ended === null ? age(ran(row)) : duration(ran(row))],
       ["CPU", duration(row.cpu_seconds)],
       ["Memory", row.memory ? bytes(row.memory) : NONE],
       ["Exits", compact(row.exits)],

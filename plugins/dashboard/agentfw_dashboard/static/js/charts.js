@@ -8,6 +8,8 @@ const uPlot = globalThis.uPlot;
 const FONT = "11px system-ui, sans-serif";
 
 const POINTS = 120;
+/** Steps of an axis of whole numbers. */
+const WHOLE = [0, 1, 2, 3, 4, 5].flatMap((power) => [1, 2, 5].map((each) => each * 10 ** power));
 
 /** Of columns [times, values, ...] so few points that a line can be read: means of as many seconds as it takes. */
 export function thinned(columns, most = POINTS) {
@@ -126,15 +128,16 @@ function axis(extra) {
   };
 }
 
-/** Lines over time. `series`: [{label, colour, format, fill}]; `bare`: no axes. Data: [times, values, ...]. */
+/** Lines over time. `series`: [{label, colour, format, fill}]; `bare`: no axes; `whole`: there are no parts of one. Data: [times, values, ...]. */
 export class Lines extends Chart {
-  constructor({ label, height, series, bare = false, sync = "time", format = series[0].format, least = 1 }) {
+  constructor({ label, height, series, bare = false, sync = "time", format = series[0].format, least = 1, whole = false }) {
     super(height, label, (data) =>
       series.map((each, at) => `${each.label} ${data[at + 1].length ? each.format(data[at + 1].at(-1)) : "none"}`).join(", "),
     );
     this.series = series;
     this.bare = bare;
     this.least = least;
+    this.whole = whole;
     this.sync = sync;
     this.format = format;
   }
@@ -152,7 +155,7 @@ export class Lines extends Chart {
         ? [{ show: false }, { show: false }]
         : [
             axis({ space: 90, size: 24, values: (_plot, ticks) => ticks.map((tick) => clock(tick).slice(-8)) , grid: { show: false } }),
-            axis({ space: 32, size: 58, values: (_plot, ticks) => ticks.map(this.format) }),
+            axis({ space: 32, size: 58, values: (_plot, ticks) => ticks.map(this.format), ...(this.whole ? { incrs: WHOLE } : {}) }),
           ],
       series: [
         {},

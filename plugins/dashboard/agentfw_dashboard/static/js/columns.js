@@ -65,7 +65,7 @@ export const COLUMNS = [
   column("labels", "Labels", 190, "map", (row) => row.labels, (row) => labelsText(row), { title: "Labels" }),
   column("worker", "Worker", 78, "number", (row) => row.worker, (row) => count(row.worker)),
   column("submitted", "Submitted", 96, "seconds", (row) => row.submitted, (row) => clock(row.submitted)),
-  column("age", "Ran", 86, "seconds", (row) => ran(row), (row) => age(ran(row)), { title: "Seconds that it has run" }),
+  column("age", "Ran", 86, "seconds", (row) => ran(row), (row) => (row.ended === null ? age(ran(row)) : duration(ran(row))), { title: "Seconds that it has run" }),
   column("model_calls", "Calls", 64, "number", (row) => row.model_calls, (row) => compact(row.model_calls), { title: "Model calls" }),
   column("input_tokens", "Tokens in", 86, "number", (row) => row.input_tokens, (row) => compact(row.input_tokens)),
   column("output_tokens", "Tokens out", 92, "number", (row) => row.output_tokens, (row) => compact(row.output_tokens)),

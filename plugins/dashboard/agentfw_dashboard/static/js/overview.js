@@ -139,7 +139,7 @@ export class Overview {
 
   #live() {
     const make = (title, series, names, format) => {
-      const chart = new Lines({ label: title, height: 168, series, format, least: format === bytes ? 1000 : 1 });
+      const chart = new Lines({ label: title, height: 168, series, format, least: format === bytes ? 1000 : 1, whole: format === count });
       this.charts.push(chart);
       const legend = el("ul.legend", {}, ...series.map((each) => {
         const mark = el("i", { "aria-hidden": "true" });
@@ -151,7 +151,7 @@ export class Overview {
     return [
       make("Agents", [
         { label: "Running", colour: "blue", format: count, fill: true },
-      ], ["running"], compact),
+      ], ["running"], count),
       make("Starts and ends", [
         { label: "Started", colour: "teal", format: perSecond },
         { label: "Ended", colour: "violet", format: perSecond },
@@ -182,8 +182,7 @@ export class Overview {
     const there = now.running + now.idle;
     this.cards.density.set(now.agents_per_gb === null ? NONE : compact(Math.round(now.agents_per_gb)), "agents a GiB", now.memory ? bytes(now.memory) : NONE, count(there), there && now.memory ? bytes(now.memory / there) : NONE);
     this.sparks.density.set(lines("memory"));
-    const hitRate = now.dns_hit_rate;
-    const misses = hitRate ? Math.round(now.dns_hits / hitRate - now.dns_hits) : hitRate === null ? null : now.dns_questions;
+    const misses = now.dns_hit_rate === null ? null : now.dns_misses; // questions that were refused are neither
     this.cards.dns.set(percent(now.dns_hit_rate), "hits", compact(now.dns_hits), compact(misses), compact(now.dns_questions));
     this.sparks.dns.set(lines("questions"));
     this.cards.latency.set(now);
