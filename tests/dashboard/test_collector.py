@@ -108,6 +108,55 @@ def test_ended_agents_go_when_there_are_too_many() -> None:
     assert collector.ended[agents[-1].id].requests == 1, "what is told late is its still"
 
 
+def test_what_is_forgotten_is_let_go_though_nobody_looks() -> None:
+    """Rows are asked for while somebody looks at the page; else only totals."""
+    collector = Collector(64 * MIB, 5)
+    for number in range(50):
+        who = agent(number)
+        begin(collector, who)
+        collector.audit(denial(who, rule=f"r{number}"))
+        collector.exit(who, ExitReport("code"))
+        collector.answer(Ask(), {})
+    gc.collect()
+    assert sum(isinstance(each, story.Story) for each in gc.get_objects()) == len(collector.ended) == 5
+    assert len(collector.answer(Ask(rows=True), {}).rows) == 5
+
+
+def test_what_is_told_of_an_agent_that_is_forgotten_makes_none() -> None:
+    """Its last flows are told after its end."""
+    collector = Collector(64 * MIB, 0)
+    who = agent()
+    begin(collector, who)
+    collector.exit(who, ExitReport("code"))
+    collector.exchange_end(who, exchange())
+    collector.flow_end(who, flow(kind="tcp"))
+    assert not collector.live and not collector.ended and not collector.keys and not collector.size
+    answer = collector.answer(Ask(rows=True), {})
+    assert not answer.rows and (answer.totals.requests, answer.totals.connections, answer.totals.agents) == (1, 1, 0)
+
+
+def test_an_agent_that_was_refused_is_known_by_its_end() -> None:
+    collector = Collector(64 * MIB, 5)
+    collector.exit(agent(), ExitReport("internal", text="refused"))
+    assert [(row.key, row.state) for row in collector.answer(Ask(rows=True), {}).rows] == [("job1", "done")]
+
+
+def test_more_rows_than_an_answer_holds_come_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentfw_dashboard.collector.MAX_ROWS", 4)
+    collector = Collector(64 * MIB, 5)
+    heard: dict[str, int] = {}
+    begin(collector, agent(0))
+    told: list[str] = []
+    for fresh in (range(0), range(1, 8), range(0), range(0)):
+        for number in fresh:
+            begin(collector, agent(number))
+        answer = collector.answer(Ask(rows=True, heard=heard), {})
+        heard = {answer.epoch: answer.version}
+        assert len(answer.rows) <= 4
+        told += [row.key for row in answer.rows]
+    assert told == [f"job{number}" for number in range(8)]
+
+
 def test_stories_take_the_memory_that_they_may() -> None:
     collector = Collector(2 * MIB, 10_000)
     for number in range(50):

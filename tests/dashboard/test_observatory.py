@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from agentfw.pool.authority import RouterLink
 from agentfw.pool.jobs import PoolError
 from agentfw.pool.router import Router
 from agentfw.views import AgentStory, AgentTable, Overview
@@ -111,6 +112,26 @@ async def test_only_what_changed_is_told_again() -> None:
 
 
 @pool_test
+async def test_rows_that_a_worker_told_too_late_are_told_again() -> None:
+    async with watched(workers=1) as (router, seen):
+        await finish(router, ["exit", 0])
+        first = await seen.agents(0)
+        info = await finish(router, ["did", "get", 3], ["exit", 0])
+        link = seen._link
+        assert link is not None
+        with pytest.MonkeyPatch.context() as patch:
+
+            async def lost(plugin: str, body: bytes, seconds: float, only: int | None = None) -> dict[int, bytes]:
+                await RouterLink.ask_workers(link, plugin, body, seconds, only=only)
+                return {}
+
+            patch.setattr(link, "ask_workers", lost)
+            await seen.agents(first.since)
+        await seen.overview()  # the next word of its is about totals
+        assert {row.id: row.requests for row in (await seen.agents(0)).rows}[info.id] == 3
+
+
+@pool_test
 async def test_what_dead_workers_counted_stays_counted() -> None:
     async with watched(workers=2, size=8) as (router, seen):
         infos = [await router.submit(job(["did", "get", 10], ["sleep", 0.1], ["exit", 0])) for _ in range(4)]
@@ -198,3 +219,15 @@ async def test_the_history_goes_on_by_itself() -> None:
             assert counted > 0
             await router.signal(info.id, 9)
             await until(lambda: seen.history.samples[-1].running == 0)
+
+
+@pool_test
+async def test_memory_that_nobody_had_measured_is_not_in_the_history() -> None:
+    """It is measured while somebody looks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(observatory, "TICK", 0.05)
+        async with watched(workers=1) as (_, seen):
+            while not any(sample.memory for sample in seen.history.samples):
+                await seen.overview()
+                await asyncio.sleep(0.01)
+            await until(lambda: not seen.history.samples[-1].memory)

@@ -11,6 +11,7 @@ import logging
 import secrets
 import time
 from collections import deque
+from itertools import islice
 
 from agentfw import Agent, AgentfwError, Destination, ExitReport, hookimpl
 from agentfw.model_calls import ModelCall
@@ -72,8 +73,8 @@ class Collector:
         self.forgotten = 0
         """Ended agents whose stories went."""
         self.dispatch, self.connect, self.first_call = Durations(), Durations(), Durations()
-        self.recent: deque[tuple[Story | None, str, Refused]] = deque(maxlen=MAX_DENIALS)
-        """Of all agents: whose, its name, what."""
+        self.recent: deque[tuple[str, str, Refused]] = deque(maxlen=MAX_DENIALS)
+        """Of all agents: whose (its story's key, "" if it has none), its name, what."""
         self._running = self._started = self._done = self._failed = 0
         self._questions = self._requests = self._connections = self._denials = 0
         self._calls = self._calls_failed = self._inputs = self._outputs = self._priced = 0
@@ -82,7 +83,8 @@ class Collector:
         self._up = self._down = 0
         """Of agents that have ended."""
         self._tls_agents = 0
-        self._dirty: list[Story] = []
+        self._dirty: dict[Story, None] = {}
+        """Those that changed since they were told; nobody need ask for a long time: a forgotten one is not among them."""
         self._gone: list[str] = []
         self._version = 1
         self._whole = True
@@ -99,11 +101,11 @@ class Collector:
 
     @hookimpl
     def admit(self, agent: Agent) -> None:
-        self._story(agent)
+        self._known(agent)
 
     @hookimpl
     def dispatched(self, agent: Agent, report: DispatchReport) -> None:
-        story = self._story(agent)
+        story = self._known(agent)
         story.dispatch = report
         if self.runtime is not None:
             story.traffic = self.runtime.traffic(agent)
@@ -231,10 +233,10 @@ class Collector:
         refused = Refused(now, event.time, cut(event.destination), cut(event.rule), event.plugin, cut(event.reason))
         before = self.recent[-1][2] if self.recent else None
         if story is None:
-            if before is not None and self.recent[-1][0] is None and _same(before, refused):
+            if before is not None and not self.recent[-1][0] and _same(before, refused):
                 before.count += 1
             else:
-                self.recent.append((None, event.agent, refused))
+                self.recent.append(("", event.agent, refused))
             return
         story.denials += 1
         kept = story.refusals
@@ -242,18 +244,18 @@ class Collector:
         if last is not None and _same(last, refused):
             last.count += 1
             if before is not last:
-                self.recent.append((story, event.agent, last))
+                self.recent.append((story.key, event.agent, last))
             story.last, story.last_at = last, now
             self._touch(story)
             return
         if self.size < self.memory and kept.add(refused):
             self._grow(story, REFUSAL_BYTES + len(refused.destination) + len(refused.rule) + len(refused.reason))
-        self.recent.append((story, event.agent, refused))
+        self.recent.append((story.key, event.agent, refused))
         self._event(story, refused, now)
 
     @hookimpl
     def exit(self, agent: Agent, report: ExitReport) -> None:
-        story = self._story(agent)
+        story = self._known(agent)  # also of one that was refused before this plugin was asked
         if story.exit is not None:
             return
         story.exit = report
@@ -281,14 +283,18 @@ class Collector:
     # -- stories
 
     def _story(self, agent: Agent) -> Story:
+        """The agent's. One that has been forgotten (its last flows are told after its end), or that there was no place for, has
+        one that nobody keeps."""
         found = self.live.get(agent.id)
         if found is None:
-            found = self.ended.get(agent.id) or self._begin(agent)
+            found = self.ended.get(agent.id) or Story(agent)
         return found
 
-    def _begin(self, agent: Agent) -> Story:
-        story = Story(agent)
-        if len(self.live) < MAX_LIVE:
+    def _known(self, agent: Agent) -> Story:
+        """Of one that begins: kept from now on."""
+        story = self._story(agent)
+        if not story.kept and len(self.live) < MAX_LIVE:
+            story.kept = True
             self.live[agent.id] = self.keys[story.key] = story
             self.size += story.size
             self._touch(story)
@@ -314,11 +320,13 @@ class Collector:
             self._touch(story)
 
     def _touch(self, story: Story) -> None:
-        if not story.dirty:
+        if not story.dirty and story.kept:
             story.dirty = True
-            self._dirty.append(story)
+            self._dirty[story] = None
 
     def _grow(self, story: Story, size: int) -> None:
+        if not story.kept:
+            return
         story.size += size
         self.size += size
         if self.size > self.memory:
@@ -330,6 +338,8 @@ class Collector:
 
     def _forget(self, agent_id: str) -> None:
         story = self.ended.pop(agent_id)
+        story.kept = False
+        self._dirty.pop(story, None)
         self.size -= story.size
         self.forgotten += 1
         if self.keys.get(story.key) is story:
@@ -372,15 +382,17 @@ class Collector:
         if not ask.rows:
             return Told(epoch=self.epoch, version=self._version, totals=totals, denials=self._refusals())
         whole = self._whole or ask.heard.get(self.epoch) != self._version
-        stories = [*self.ended.values(), *self.live.values()][-MAX_ROWS:] if whole else self._dirty
+        changed = list(self._dirty) if whole else list(islice(self._dirty, MAX_ROWS))  # more: with the next answer
+        stories = [*self.ended.values(), *self.live.values()][-MAX_ROWS:] if whole else changed
         rows: list[Row] = [told.row(story) for story in stories if self.keys.get(story.key) is story]
         gone = [] if whole else self._gone
-        for story in self._dirty:
+        for story in changed:
             story.dirty = False
-        self._dirty, self._gone, self._whole = [], [], False
+            del self._dirty[story]
+        self._gone, self._whole = [], False
         self._version += 1
         return Told(
-            epoch=self.epoch, version=self._version, totals=totals, whole=whole, rows=rows[:MAX_ROWS], gone=gone,
+            epoch=self.epoch, version=self._version, totals=totals, whole=whole, rows=rows, gone=gone,
             denials=self._refusals(),
         )  # fmt: skip
 
@@ -388,10 +400,10 @@ class Collector:
         """Newest first."""
         return [
             Refusal(
-                time=each.time, key=story.key if story is not None else "", agent=shown(name, 128), destination=each.destination,
+                time=each.time, key=key, agent=shown(name, 128), destination=each.destination,
                 rule=each.rule, plugin=each.plugin, reason=each.reason, count=each.count,
             )
-            for story, name, each in reversed(self.recent)
+            for key, name, each in reversed(self.recent)
         ]  # fmt: skip
 
     def _totals(self, statistics: dict[str, float]) -> Totals:

@@ -60,6 +60,8 @@ class Observatory:
         self._missing = 0
         self._told: dict[int, dict[str, Row]] = {}
         """By worker: what it knows of its agents, by key."""
+        self._heard: dict[int, tuple[str, int]] = {}
+        """By worker: epoch and version of the last answer that was put in there."""
         self._rows = Rows()
         self._usage: dict[str, Usage] = {}
         self._lock = asyncio.Lock()
@@ -169,7 +171,7 @@ class Observatory:
 
     async def _ask(self, rows: bool) -> dict[int, Told]:
         """Ask the workers; -> what those said that answered. One question at a time."""
-        ask = Ask(rows=rows, heard={told.epoch: told.version for told in self._workers.latest.values()} if rows else {})
+        ask = Ask(rows=rows, heard=dict(self._heard.values()) if rows else {})
         if self._link is None:
             answer = self._collector.answer(ask, self.runtime.plugins.statistics())
             self._workers.take(0, answer)
@@ -214,6 +216,7 @@ class Observatory:
                 for key in answer.gone:
                     known.pop(key, None)
                 self._told[number] = known
+                self._heard[number] = answer.epoch, answer.version
             if self._link is None:
                 self._rows.set(told.agent_row(row) for row in self._told.get(0, {}).values())
                 return
@@ -251,8 +254,10 @@ class Observatory:
                 async with self._lock:
                     await self._ask(rows=False)
                 totals = self._workers.totals()
-                memory = int(self._gauges.get("pool.physical_memory", 0))
-                self.history.note(time.time(), time.monotonic(), totals, totals.agents, memory)
+                now = time.monotonic()
+                measured = now - self._gauges_at < GAUGES_SECONDS + 2 * TICK  # it is while somebody looks
+                memory = int(self._gauges.get("pool.physical_memory", 0)) if measured else 0
+                self.history.note(time.time(), now, totals, totals.agents, memory)
             except Exception:
                 log.exception("the dashboard's history failed")
 

@@ -125,8 +125,8 @@ class Story:
 
     __slots__ = (
         "agent", "base", "bytes_down", "bytes_up", "call_tokens_in", "call_tokens_out", "calls", "calls_failed", "connections",
-        "cost", "denials", "destinations", "dirty", "dispatch", "ended", "events", "exit", "first_call", "key", "last",
-        "last_at", "model_calls", "names", "names_dropped", "places_dropped", "priced", "questions", "refusals", "requests",
+        "cost", "denials", "destinations", "dirty", "dispatch", "ended", "events", "exit", "first_call", "kept", "key",
+        "last", "last_at", "model_calls", "names", "names_dropped", "places_dropped", "priced", "questions", "refusals", "requests",
         "size", "time", "tls", "traffic",
     )  # fmt: skip
 
@@ -135,6 +135,8 @@ class Story:
         self.key = agent.job or agent.id
         self.base = time.perf_counter()
         self.time = time.time()
+        self.kept = False
+        """The collector counts it in."""
         self.dirty = False
         """Something has changed since it was told last."""
         self.dispatch: DispatchReport | None = None

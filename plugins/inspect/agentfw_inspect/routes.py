@@ -22,8 +22,9 @@ from agentfw.destination import parse_authority, parse_host
 from .config import RouteConfig
 
 MAX_HOSTS = 1024
-MAX_MATCHED, MAX_TARGET = 512, 512
 """Hosts whose routes are remembered; when there are more, all are looked up anew."""
+MAX_MATCHED, MAX_TARGET = 512, 512
+"""Requests likewise, and characters of such a one's target."""
 
 _OPENAI = re.compile(
     r"(?:.*?/deployments/(?P<model>[^/]+)|.*?)/(?P<what>chat/completions|completions|responses|embeddings)\Z", re.I
