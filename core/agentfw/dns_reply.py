@@ -261,6 +261,15 @@ def parse_addresses(reply: bytes, query: bytes, question: wire.Question) -> Addr
     return Addresses(0, tuple(found.items()))
 
 
+def addresses_of(reply: bytes) -> tuple[str, ...]:
+    """Out of a reply whose question is its own, as agents are given them. WireError if it is not a whole one."""
+    end = 12
+    while end < len(reply) and reply[end]:
+        end += 1 + reply[end]
+    query = reply[:2] + b"\1\0\0\1" + bytes(6) + reply[12 : end + 5]
+    return tuple(address for address, _ in parse_addresses(reply, query, wire.parse_query(query)).found)
+
+
 @functools.lru_cache(maxsize=4096)
 def canonical(data: bytes) -> str:
     """The address in A or AAAA data; an IPv4-mapped one is the IPv4 address that the host's stack would connect to."""

@@ -18,13 +18,7 @@ def addresses(qtype: int, reply: bytes) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=1024)  # a fleet asks for the same names
 def _addresses(tail: bytes) -> tuple[str, ...]:
     """`tail`: the reply without its ID."""
-    reply = b"\0\0" + tail
-    end = 12
-    while end < len(reply) and reply[end]:
-        end += 1 + reply[end]
-    query = b"\0\0\1\0\0\1" + bytes(6) + reply[12 : end + 5]
     try:
-        found = dns_reply.parse_addresses(reply, query, dns_wire.parse_query(query))
+        return dns_reply.addresses_of(b"\0\0" + tail)[:MOST]
     except dns_wire.WireError:
         return ()
-    return tuple(address for address, _ in found.found[:MOST])

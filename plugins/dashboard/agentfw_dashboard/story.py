@@ -126,8 +126,8 @@ class Story:
     __slots__ = (
         "agent", "base", "bytes_down", "bytes_up", "call_tokens_in", "call_tokens_out", "calls", "calls_failed", "connections",
         "cost", "denials", "destinations", "dirty", "dispatch", "ended", "events", "exit", "first_call", "kept", "key",
-        "last", "last_at", "model_calls", "names", "names_dropped", "places_dropped", "priced", "questions", "refusals", "requests",
-        "size", "time", "tls", "traffic",
+        "last", "last_at", "model_calls", "names", "names_dropped", "places_dropped", "priced", "questions", "refusals",
+        "requests", "size", "time", "tls", "traffic",
     )  # fmt: skip
 
     def __init__(self, agent: Agent) -> None:

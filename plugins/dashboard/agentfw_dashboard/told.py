@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agentfw import ExitReport, dns_reply, dns_wire
+from agentfw import dns_reply, dns_wire
 from agentfw.agents import VmReport
 from agentfw.reports import ExchangeReport, FlowReport, QuestionReport
 from agentfw.views import (
@@ -20,6 +20,7 @@ from agentfw.views import (
 from agentfw.views import OpenedFile as Opened
 from msgspec.structs import replace
 
+from .rows import how_of
 from .story import Called, Event, Refused, Story, cut
 from .wire import Row
 
@@ -41,13 +42,6 @@ def qtype_of(number: int) -> str:
 
 def rcode_of(number: int) -> str:
     return dns_wire.RCODES[number] if number < len(dns_wire.RCODES) else f"rcode {number}"
-
-
-def how(report: ExitReport) -> str:
-    """How an agent ended, in a word or two."""
-    if report.kind == "code":
-        return f"code {report.code}"
-    return f"signal {report.signal}" if report.kind == "signal" else report.kind
 
 
 def last_words(event: Event | None) -> str:
@@ -95,7 +89,7 @@ def row(story: Story, vm: VmReport | None = None) -> Row:
         bytes_down=story.bytes_down,
         last=last_words(story.last),
         last_at=None if story.last is None else story.when(story.last_at),
-        how="" if ended is None else how(ended),
+        how="" if ended is None else how_of(ended.kind, ended.code, ended.signal),
     )
 
 
@@ -195,7 +189,7 @@ def _steps(story: Story) -> list[Step]:
         steps += _steps_of(event, base)
     if story.ended is not None and story.exit is not None:
         good = story.exit.kind == "code" and not story.exit.code
-        text = cut(story.exit.text, 256) or how(story.exit)
+        text = cut(story.exit.text, 256) or how_of(story.exit.kind, story.exit.code, story.exit.signal)
         steps.append(Step(at=story.ended - base, kind="exit", text=text, ok=good))
     steps.sort(key=lambda step: step.at)  # stable: what began at once stays in order
     return steps
@@ -259,17 +253,7 @@ def _answer(question: QuestionReport | None) -> str:
     if question.qtype not in (dns_wire.A, dns_wire.AAAA) or not question.reply:
         return "NOERROR"
     try:
-        query = question.reply[:2] + b"\1\0\0\1" + bytes(6) + _question_of(question.reply)
-        found = dns_reply.parse_addresses(question.reply, query, dns_wire.parse_query(query)).found
-    except (dns_wire.WireError, ValueError, IndexError):
+        found = dns_reply.addresses_of(question.reply)
+    except dns_wire.WireError:
         return "NOERROR"
-    addresses = [address for address, _ in found[:MAX_ADDRESSES]]
-    return ", ".join(addresses) + (", ..." if len(found) > MAX_ADDRESSES else "") or "no addresses"
-
-
-def _question_of(reply: bytes) -> bytes:
-    """The question's part of a reply (RFC 1035, 4.1.2)."""
-    at = 12
-    while reply[at]:
-        at += 1 + reply[at]
-    return reply[12 : at + 5]
+    return ", ".join(found[:MAX_ADDRESSES]) + (", ..." if len(found) > MAX_ADDRESSES else "") or "no addresses"
