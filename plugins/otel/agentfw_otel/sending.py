@@ -42,7 +42,8 @@ _LOGGERS = (
 
 
 def _is_others(record: logging.LogRecord) -> bool:
-    """A filter: a program that embeds a pool may use OpenTelemetry, too, and hears of its own failures."""
+    """A filter: a program that embeds a pool may use OpenTelemetry, too, and hears of its own failures. It stays: after a reload
+    another sends."""
     return not getattr(_ours, "active", False)
 
 
@@ -197,8 +198,6 @@ class Sending:
         except TimeoutError:
             self.exporter.shutdown()  # no further attempts
             return False
-        for name in _LOGGERS:
-            logging.getLogger(name).removeFilter(_is_others)
         return not self.waiting
 
 
