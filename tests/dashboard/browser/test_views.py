@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from agentfw.views import AgentRow, AgentStory, Loaded, Overview
+from agentfw.views import AgentRow, AgentStory, Loaded, Overview, Step
 from agentfw_dashboard.web import shared
 from msgspec.structs import replace
 from playwright.sync_api import Page, expect
@@ -138,6 +138,31 @@ def test_one_agents_story(open_page: Open, fleet: Serving) -> None:
     page.get_by_role("tab", name="Exit and counters").click()
     expect(page.locator(".panel")).to_contain_text("ended with code 1")
     expect(page.locator(".panel .counters")).to_contain_text("212")
+
+
+class Repeated(FakeObservatory):
+    """An agent that is denied the same so many times: one step, of the first time."""
+
+    times = 2
+
+    async def agent(self, id: str) -> AgentStory | None:
+        story = await super().agent(id)
+        step = Step(at=1.0, kind="denied", text=f"x.example:443 ({self.times} times)", ok=False)
+        return None if story is None else replace(story, timeline=[step])
+
+
+def test_a_step_says_what_it_is_now(open_page: Open, serve: Serve) -> None:
+    fake = Repeated(9, hostile_names=False)
+    serving, row = serve(fake), next(row for row in fake.rows() if row.state == "running")
+    page = live(open_page(serving, f"#/agents/{row.id}"))
+    expect(page.locator(".steps li")).to_contain_text("(2 times)")
+
+    def again() -> None:
+        fake.times = 3
+        fake.set(row.id, denials=3)
+
+    serving.do(again)
+    expect(page.locator(".steps li")).to_contain_text("(3 times)")
 
 
 def test_a_link_leads_to_a_tab_and_an_agent_that_is_gone_is_said(open_page: Open, fleet: Serving) -> None:

@@ -137,7 +137,7 @@ export class Timeline {
     });
     const visible = this.steps.filter((each) => !this.hidden.has(each.kind));
     this.#drawLane(visible, from, span);
-    keyed(this.rows, visible, (each) => `${each.kind} ${each.at}`, (each) => this.#make(each), (row, each) => {
+    keyed(this.rows, visible, (each) => `${each.kind} ${each.at} ${each.text}`, (each) => this.#make(each), (row, each) => {
       const seconds = each.seconds ?? 0;
       const bar = row.bar;
       const begin = (100 * (each.at - from)) / span;
