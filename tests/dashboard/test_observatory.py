@@ -173,8 +173,8 @@ async def test_a_hanging_worker_is_missing_and_the_others_are_told() -> None:
             await finish(router, ["did", "get", 1], ["exit", 0])
         await seen.overview()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(observatory, "ANSWER_SECONDS", 0.3)
-            info = await router.submit(job(["sleep", 0.05], ["out", "soon"], ["sleep", 0.05], ["hang", 2]))
+            patch.setattr(observatory, "ANSWER_SECONDS", 1.0)
+            info = await router.submit(job(["sleep", 0.05], ["out", "soon"], ["sleep", 0.05], ["hang", 4]))
             await until(lambda: bool(router.book.get(info.id).output.cost))
             await asyncio.sleep(0.2)
             told = await seen.overview()

@@ -34,10 +34,7 @@ def browser() -> Iterator[Browser]:
     if program is None:
         pytest.skip(f"no Chromium: {debian.MISSING[chromium.NAME]}")
     with sync_playwright() as playwright:
-        # Painted by the CPU straight away: without a GPU its emulation takes twice as much.
-        found = playwright.chromium.launch(
-            executable_path=program.path, env=dict(program.environment), args=["--disable-gpu", "--disable-smooth-scrolling"]
-        )
+        found = playwright.chromium.launch(executable_path=program.path, env=dict(program.environment), args=chromium.ARGUMENTS)
         yield found
         found.close()
 

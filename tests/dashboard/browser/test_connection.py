@@ -60,27 +60,6 @@ def test_whoever_is_logged_out_is_told_so(open_page: Open) -> None:
         page.goto("about:blank")
 
 
-def test_without_a_session_there_is_a_form_for_the_token(open_page: Open, fleet: Serving) -> None:
-    page = open_page(fleet, log_in=False, errors="401")
-    page.get_by_label("Token or code").fill("wrong")
-    page.get_by_role("button", name="Log in").click()
-    expect(page.get_by_role("alert")).to_contain_text("not good")
-    page.get_by_label("Token or code").fill(fleet.access.token)
-    page.get_by_role("button", name="Log in").click()
-    live(page)
-    expect(page).to_have_title(re.compile("Overview"))
-
-
-def test_one_can_log_out(open_page: Open, fleet: Serving) -> None:
-    page = live(open_page(fleet, "#/overview", errors="401"))
-    before = page.context.cookies()
-    page.get_by_role("button", name="Log out").click()
-    expect(page.get_by_label("Token or code")).to_be_visible()
-    page.context.add_cookies(before)  # type: ignore[arg-type]  # what is returned is what is taken
-    page.goto(fleet.url)
-    expect(page.get_by_label("Token or code")).to_be_visible()
-
-
 def test_a_pool_that_was_stopped(open_page: Open) -> None:
     fake = pool()
     with Serving(fake) as serving:

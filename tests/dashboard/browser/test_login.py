@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import re
 import threading
 from collections.abc import Iterator
 
@@ -64,13 +65,13 @@ def test_a_link_lets_in_once(open_page: Open, fleet: Serving) -> None:
 
 def test_the_form(open_page: Open, fleet: Serving) -> None:
     page = open_page(fleet, "", log_in=False, errors=REFUSED)
-    expect(page.get_by_role("button", name="Log in")).to_be_visible()
     page.get_by_label("Token or code").fill("wrong")
-    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Log in").click()
     expect(page.get_by_role("alert")).to_contain_text("not good")
     page.get_by_label("Token or code").fill(fleet.access.token)
     page.keyboard.press("Enter")
     is_in(page)
+    expect(page).to_have_title(re.compile("Overview"))
 
 
 def test_out_again(open_page: Open, serve: Serve) -> None:
@@ -80,10 +81,14 @@ def test_out_again(open_page: Open, serve: Serve) -> None:
     other = page.context.new_page()  # the same session
     other.goto(serving.url)
     live(other)
+    before = page.context.cookies()
     page.get_by_role("button", name="Log out").click()
     expect(page.get_by_role("button", name="Log in")).to_be_visible()
     expect(other.locator("#connection")).to_have_attribute("data-kind", "logged-out")
     other.close()
+    page.context.add_cookies(before)  # type: ignore[arg-type]  # what is returned is what is taken
+    page.goto(serving.url)
+    expect(page.get_by_label("Token or code")).to_be_visible()
     assert serving.access.sessions == 0
 
 
