@@ -12,6 +12,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from agentfw.cli import doctor
 from agentfw.cli.options import split
 from agentfw.cli.output import Kept, Lines
 from agentfw.fleet import exit_status
@@ -153,6 +154,25 @@ def test_doctor_checks_what_it_says(agentfw: Agentfw) -> None:
     }
     assert all(check["status"] in ("ok", "warn", "fail") for check in document["checks"])
     assert document["ok"] == all(check["status"] != "fail" for check in document["checks"])
+
+
+def test_doctor_outlives_plugins_that_fail(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each is asked, whatever the one before did."""
+    bodies = {
+        "broken": "raise ValueError('no\\x1b')",
+        "wrong": "return [('ok',)]",
+        "good": "yield 'warn', str(config.file), 'mend it'",
+    }
+    for name, body in bodies.items():
+        text = f"class Plugin:\n    name = {name!r}\n    @staticmethod\n    def check_machine(config):\n        {body}\n"
+        (tmp_path / f"{name}.py").write_text(text)
+    (tmp_path / "agentfw.toml").write_text("[run]\nplugins = ['./missing.py', './broken.py', './wrong.py', './good.py']\n")
+    monkeypatch.chdir(tmp_path)
+    missing, broken, wrong, good = doctor._plugins()
+    assert missing.name == "configuration" and "missing.py" in missing.detail
+    assert (broken.name, broken.status) == ("broken", "warn") and "check_machine(): ValueError: no\\x1b" in broken.detail
+    assert (wrong.name, wrong.status) == ("wrong", "warn") and "check_machine(): ValueError" in wrong.detail
+    assert good == doctor.Check("good", "warn", str(tmp_path / "agentfw.toml"), "mend it")
 
 
 @pytest.mark.parametrize("group", [[], ["plugins"], ["config"], ["cache"]])

@@ -237,16 +237,25 @@ def _plugins() -> Iterator[Check]:
     from ..errors import AgentfwError
     from ..plugins import pool_plugins
     from ..plugins.loading import plugin_class
+    from ..texts import why
 
     try:
         config = load_config()
-        for given in pool_plugins(config):
+        chosen = pool_plugins(config)
+    except AgentfwError as error:
+        yield Check("configuration", "warn", str(error), getattr(error, "hint", ""))
+        return
+    for given in chosen:
+        name = given
+        try:
             name, kind = plugin_class(given)
             check = getattr(kind, "check_machine", None)
             for status, detail, hint in check(config) if check is not None else ():
                 yield Check(name, status, detail, hint)
-    except AgentfwError as error:
-        yield Check("configuration", "warn", str(error), getattr(error, "hint", ""))
+        except AgentfwError as error:
+            yield Check("configuration", "warn", str(error), getattr(error, "hint", ""))
+        except Exception as error:  # anybody's code
+            yield Check(name, "warn", f"the plugin failed in check_machine(): {why(error)}")
 
 
 @click.command(short_help="Check whether this machine can run agents.")
