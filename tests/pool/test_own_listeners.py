@@ -3,6 +3,7 @@ and when they are started anew."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
@@ -11,11 +12,16 @@ import socket
 from pathlib import Path
 
 import pytest
+from agentfw.cli.service import Service, _Process
 from agentfw.config import Config
+from agentfw.errors import ConfigError
+from agentfw.pool.api import ApiServer
 from agentfw.pool.authority import RouterLink
 from agentfw.pool.guard import bind_tcp
+from agentfw.pool.places import SocketPlace
 from agentfw.pool.router import Router
 
+from .fake_backend import FakeBackend
 from .routers import ENGINE, QUICK, pool_test, until
 
 PLUGIN = """
@@ -106,3 +112,29 @@ def test_addresses_that_a_host_does_not_have_are_left_out(monkeypatch: pytest.Mo
             assert sock.getsockname()[0] == "127.0.0.1" and sock.getsockname()[1]
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match=os.strerror(errno.EADDRINUSE)):
         bind_tcp("localhost", taken.getsockname()[1])
+
+
+def test_a_port_that_another_one_came_to_listen_at_is_told_as_one_that_is_taken(tmp_path: Path) -> None:
+    """Two may be bound to it, as long as none of them listens."""
+
+    async def body() -> None:
+        mine, other = bind_tcp("127.0.0.1", 0), []
+        try:
+            port = mine[0].getsockname()[1]
+            other = bind_tcp("127.0.0.1", port)
+            other[0].listen()
+            service = Service(config=Config(), plugins=(), load=Config, as_json=False, quiet=True, verbose=0)
+            place, api = SocketPlace.take(tmp_path / "pool.sock"), ApiServer(FakeBackend(), lambda seconds: None)
+            await api.start()
+            try:
+                with pytest.raises(ConfigError, match=f"pool.listen: cannot listen at 127.0.0.1:{port}: "):
+                    listen = "127.0.0.1", port, b"x" * 32
+                    await _Process(service, None, None)._open(api, place, listen, mine)
+            finally:
+                await api.close()
+                place.close()
+        finally:
+            for sock in (*mine, *other):
+                sock.close()
+
+    asyncio.run(body())

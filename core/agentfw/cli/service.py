@@ -200,8 +200,10 @@ class _Process:
         try:
             return bind_tcp(host, port)
         except OSError as error:
-            text = f"cannot listen at {host}:{port}: {error.strerror or error}"
-            raise self._service.config.error("pool.listen", text) from None
+            raise self._taken(host, port, error) from None
+
+    def _taken(self, host: str, port: int, error: OSError) -> ConfigError:
+        return self._service.config.error("pool.listen", f"cannot listen at {host}:{port}: {error.strerror or error}")
 
     async def _open(
         self, api: ApiServer, place: SocketPlace, listen: tuple[str, int, bytes] | None, sockets: list[socket.socket]
@@ -211,7 +213,10 @@ class _Process:
         if listen is not None:
             host, _, token = listen
             chosen = sockets[0].getsockname()[1]
-            await api.serve_tcp(sockets, host, token)
+            try:
+                await api.serve_tcp(sockets, host, token)
+            except OSError as error:  # another one was bound there, too, and listened first
+                raise self._taken(host, chosen, error) from None
             if not self._service.quiet:
                 if not is_loopback(host):
                     say(f"note: what is said to {host} is not encrypted, the token neither: put a TLS server before it")
