@@ -437,6 +437,7 @@ async def test_a_stale_connection_is_tried_again_only_for_what_can_be_replayed(m
         await https(runtime, port, request)  # leaves a connection that the server has closed
         got = await https(runtime, port, request)
         stale = runtime.counters["http_stale_connections"]
+        assert sum(runtime.durations.connect.counts) == 2, "once for each request"
     assert (stale, got.split()[1]) == ((1, b"200") if tries == 2 else (0, b"502"))
 
 

@@ -131,7 +131,8 @@ class Exchange:
             self._attempts += 1
             upstream = await self.session.connect(self.destination, self.tls, linger=LINGER)
             self._connected = time.perf_counter() - self._began
-            self.session.runtime.connected(self.session.agent, self._connected)
+            if retry:  # a request is counted once
+                self.session.runtime.connected(self.session.agent, self._connected)
             self._reused = upstream.reused
             try:
                 head = self.session.use.head = self.head
