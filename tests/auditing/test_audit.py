@@ -229,32 +229,77 @@ def test_nobody_waits_and_what_is_dropped_is_told(tmp_path: Path, monkeypatch: p
 def test_a_full_disk_is_counted_and_recovered_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    full, tries, real = threading.Event(), threading.Event(), os.write
-    full.set()
+    """Its lines wait, and are written once each; one that got out in part is ended first."""
+    monkeypatch.setattr(writer, "AGAIN", 0.02)
+    room, tries, real = 50, threading.Event(), os.write
 
-    def failing(descriptor: int, data: Any) -> int:
-        if full.is_set():
+    def filling(descriptor: int, data: Any) -> int:
+        nonlocal room
+        if not room:
             tries.set()
-            if len(data) > 10:
-                return real(descriptor, data[:5])  # some of a line gets out
             raise OSError(28, "No space left on device")
-        return real(descriptor, data)
+        size = real(descriptor, data[:room])
+        room -= size
+        return size
 
-    monkeypatch.setattr(writer.os, "write", failing)
-    made = Writer(LogFile(tmp_path / "a", 1 << 30, 1, "no"), 1 << 20)
-    made.put(b'{"n": 1, "more": 1}')
+    monkeypatch.setattr(writer.os, "write", filling)
+    made = Writer(LogFile(tmp_path / "a", 1 << 30, 1, "no"), 65536)
+    for n in range(10):
+        made.put(b'{"n": %d, "more": 1}' % n)  # 20 bytes with the end
     assert tries.wait(10)
-    while not made.failures:
-        time.sleep(0.005)
-    full.clear()
-    made.put(b'{"n": 2}')
-    deadline = time.monotonic() + 10
-    while made.written < 1 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    tries.clear()
+    for n in range(10, 2000):
+        made.put(b'{"n": %d, "pad": "%b"}' % (n, b"x" * 100))
+    assert tries.wait(10) and made.failures and made._size <= 65536 + 200
+    room = 1 << 30
     assert made.stop(10)
-    torn, *rest = (tmp_path / "a").read_text().splitlines()
-    assert torn.startswith('{"n"') and json.loads(rest[0]) == {"n": 2} and json.loads(rest[1])["lines"] == 1
-    assert made.dropped == 1 and len([record for record in caplog.records if record.name == "agentfw.audit"]) == 1
+    first, second, torn, *rest = (tmp_path / "a").read_bytes().splitlines()
+    assert [json.loads(line)["n"] for line in (first, second)] == [0, 1]
+    assert torn == b'{"n": 2, "'
+    told = [json.loads(line) for line in rest]
+    assert [line["n"] for line in told[:-1]] == list(range(2, len(told) + 1)), "in order, none twice"
+    assert told[-1]["event"] == "dropped" and told[-1]["lines"] == made.dropped == 2000 - 2 - (len(told) - 1)
+    assert made.written == 2000 - made.dropped
+    assert len([record for record in caplog.records if record.name == "agentfw.audit"]) == 1
+
+
+def test_another_file_gets_what_a_full_disk_did_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who names another file in agentfw.toml since the disk is full."""
+    tries, real = threading.Event(), LogFile.write
+
+    def failing(self: LogFile, lines: Sequence[bytes]) -> None:
+        self.done = 0
+        if self.path.name == "a":
+            tries.set()
+            raise OSError(28, "No space left on device")
+        real(self, lines)
+
+    monkeypatch.setattr(LogFile, "write", failing)
+    made = Writer(LogFile(tmp_path / "a", 1 << 30, 1, "no"), 65536)
+    made.put(b'{"n": 1}')
+    assert tries.wait(10)
+    made.turn_to(LogFile(tmp_path / "b", 1 << 30, 1, "no"), 65536)
+    made.put(b'{"n": 2}')
+    assert made.stop(10) and (tmp_path / "b").read_bytes() == b'{"n": 1}\n{"n": 2}\n' and not made.dropped
+
+
+@pytest.mark.parametrize("keep", [0, 2])
+def test_a_file_that_another_puts_away_first_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int) -> None:
+    """logrotate, between our look at the name and our own renaming."""
+    named = LogFile._named
+
+    def late(self: LogFile) -> tuple[int, int] | None:
+        found = named(self)
+        if self.path.exists() and self.path.stat().st_size > 4000:
+            self.path.rename(tmp_path / "others")
+        return found
+
+    file = LogFile(tmp_path / "a", 4096, keep, "no")
+    file.write([b"x" * 4050])
+    monkeypatch.setattr(LogFile, "_named", late)
+    file.write([b"y" * 100])
+    file.close()
+    assert (tmp_path / "a").read_bytes() == b"y" * 100 + b"\n" and (tmp_path / "others").stat().st_size == 4051
 
 
 def test_at_the_end_a_full_disk_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,9 @@ BATCH = 1 << 20
 GATHER = 0.05
 """Seconds that a line may wait for others to be written with: a thread woken for each would cost agents more than the line."""
 
+AGAIN = 1.0
+"""Seconds after which a disk that took no more is tried again."""
+
 log = logging.getLogger("agentfw.audit")
 
 
@@ -73,12 +76,16 @@ class LogFile:
             os.fsync(self._descriptor)
 
     def _append(self, data: bytes) -> None:
+        begun = int(self._torn)
         if self._torn:
             data = b"\n" + data
         done = 0
         try:
             while done < len(data):
                 done += os.write(self._descriptor, memoryview(data)[done:])
+        except OSError:
+            self.done += data.count(b"\n", begun, done)
+            raise
         finally:
             if done:
                 self._torn = data[done - 1] != 10
@@ -112,10 +119,11 @@ class LogFile:
                 for number in range(self.keep - 1, 0, -1):
                     with contextlib.suppress(FileNotFoundError):
                         self._numbered(number).replace(self._numbered(number + 1))
-                if self.keep:
-                    self.path.replace(self._numbered(1))
-                else:
-                    self.path.unlink()
+                with contextlib.suppress(FileNotFoundError):  # another program has just put it away, or removed it
+                    if self.keep:
+                        self.path.replace(self._numbered(1))
+                    else:
+                        self.path.unlink()
                 self.rotations += 1
             self._descriptor = self._open()
             self._torn = False
@@ -227,12 +235,14 @@ class Writer:
         except OSError as error:
             self.failures += 1
             told = len(lines) - (1 if missing else 0)
-            written = min(self._file.done, told)
-            lost = told - written
+            done = self._file.done
             with self._some:
-                self.written += written
-                self.dropped += lost
-                self._missing += lost + missing
+                self.written += min(done, told)
+                if done < len(lines):
+                    self._missing += missing
+                for line in reversed(lines[done:told]):  # the disk may take them in a while
+                    self._lines.appendleft(line)
+                    self._size += len(line) + 1
             if not self._complained:
                 self._complained = True
                 log.error("cannot write the audit log %s: %s", self._file.path, error.strerror or error)
@@ -243,10 +253,15 @@ class Writer:
         self.rotations = self._file.rotations
 
     def _wait_after_failure(self) -> None:
-        """A full disk is not asked again at once, and at the end not at all."""
+        """A full disk is not asked again at once, and at the end once. Another file gets what this one did not take."""
         with self._some:
-            self._some.wait_for(lambda: self._ended, 1.0)
-            if self._ended:
+            last = self._ended
+            self._some.wait_for(lambda: self._ended or self._next is not None, AGAIN)
+            other, self._next = self._next, None
+            if last and other is None:
                 self.dropped += len(self._lines)
                 self._lines.clear()
                 self._size = self._missing = 0
+        if other is not None:
+            self._file.close()
+            self._file = other
