@@ -183,7 +183,7 @@ class Plugin:
             name=question.name,
             qtype=question.qtype,
             rcode=question.rcode,
-            seconds=round(question.seconds, 6),
+            seconds=_micros(question.seconds),
             addresses=addresses(question.qtype, question.reply),
             error=question.error,
             rule=question.denied_rule,
@@ -202,7 +202,7 @@ class Plugin:
             first_byte=_seconds(exchange.first_byte),
             connected=_seconds(exchange.connected),
             reused=exchange.reused,
-            seconds=round(exchange.seconds, 6),
+            seconds=_micros(exchange.seconds),
             error=exchange.error,
             rule=exchange.denied_rule,
             exchange=exchange.exchange,
@@ -217,7 +217,7 @@ class Plugin:
             destination="" if flow.destination is None else str(flow.destination),
             bytes_up=flow.bytes_up,
             bytes_down=flow.bytes_down,
-            seconds=round(flow.seconds, 6),
+            seconds=_micros(flow.seconds),
             error=flow.error,
             rule=flow.denied_rule,
         )
@@ -233,7 +233,7 @@ class Plugin:
             requested_model=call.requested_model if call.requested_model != call.model else "",
             streamed=call.streamed,
             status=call.status,
-            seconds=round(call.seconds, 6),
+            seconds=_micros(call.seconds),
             first_token=_seconds(call.first_token),
             input_tokens=call.input_tokens,
             output_tokens=call.output_tokens,
@@ -259,7 +259,7 @@ class Plugin:
                 code=report.code,
                 signal=report.signal,
                 text=shown(report.text),
-                seconds=round(report.seconds, 6),
+                seconds=_micros(report.seconds),
             )
             self._about("exit", agent, line)
         self._prefixes.pop(agent.id, None)
@@ -358,4 +358,9 @@ def _line(when: float, event: str, prefix: bytes, rest: bytes) -> bytes:
 
 
 def _seconds(value: float | None) -> float | None:
-    return None if value is None else round(value, 6)
+    return None if value is None else _micros(value)
+
+
+def _micros(seconds: float) -> float:
+    """To microseconds. PERF: round(seconds, 6) goes by way of decimal digits and takes 0.7 us."""
+    return int(seconds * 1e6 + 0.5) / 1e6
