@@ -96,6 +96,10 @@ class Headers:
         name = name.lower()
         return [value for lower, _, value in self._items if lower == name]
 
+    def beginning(self, prefixes: tuple[str, ...]) -> list[tuple[str, str]]:
+        """(name, value) of all fields whose name begins with one of these, names and prefixes in lower case."""
+        return [(lower, value) for lower, _, value in self._items if lower.startswith(prefixes)]
+
     def tokens(self, name: str) -> list[str]:
         """The comma-separated elements of all fields of that name, lower case."""
         return [part for value in self.get_all(name) for part in (p.strip(" \t").lower() for p in value.split(",")) if part]

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator
 
 import msgspec
+from agentfw import Headers
 from agentfw.reports import shown
 
 from .anthropic import Anthropic
@@ -82,7 +83,7 @@ class RequestWatch:
     """A BodyTransform that changes nothing. `done` is called when all is known that will be."""
 
     same_length = True
-    __slots__ = ("_done", "_kept", "_max_tokens", "_model", "_room", "_size", "_streamed", "_text", "_unread")
+    __slots__ = ("_done", "_kept", "_max_tokens", "_model", "_request", "_room", "_size", "_streamed", "_text", "_unread")
 
     def __init__(self, readable: bool, done: Callable[[], None] | None, room: Room | None = None) -> None:
         """`readable`: not compressed. `done` None: nobody waits for what it says. `release()` must follow."""
@@ -93,6 +94,8 @@ class RequestWatch:
         self._done = done
         self._unread = b""
         """Whole, and yet to be read."""
+        self._request: _Request | None = None
+        """That, read, but for what only estimates need."""
         self._model = ""
         self._max_tokens: int | None = None
         self._streamed = False
@@ -104,7 +107,7 @@ class RequestWatch:
 
     @property
     def max_tokens(self) -> int | None:
-        self._settle()
+        self._estimate()
         return self._max_tokens
 
     @property
@@ -113,8 +116,15 @@ class RequestWatch:
         return self._streamed
 
     def __call__(self, piece: bytes, last: bool) -> bytes:
-        self._size += len(piece)
+        size = len(piece)
         kept = self._kept
+        if last and self._done is None and not self._size and size <= UNREAD and kept is not None and size <= self._room.left:
+            self._size = size  # PERF: what comes at once and can wait, as nearly all does, by the shortest way
+            self._kept = None
+            self._unread = piece
+            self._room.left -= size
+            return piece
+        self._size += size
         if kept is not None:
             if last or self._size > REQUEST_MAX or len(piece) > self._room.left:
                 self.release()
@@ -141,7 +151,14 @@ class RequestWatch:
         data = self._unread
         if data:
             self._forget_unread()
-            self._read(data, whole=True)
+            self._decode(data)
+
+    def _estimate(self) -> None:
+        """Also what only estimates need."""
+        self._settle()
+        request, self._request = self._request, None
+        if request is not None:
+            self._measure(request)
 
     def _forget_unread(self) -> None:
         self._room.left += len(self._unread)
@@ -149,6 +166,7 @@ class RequestWatch:
 
     def release(self) -> None:
         """Nothing more is kept. Idempotent."""
+        self._request = None
         self._forget_unread()
         if self._kept is not None:
             self._room.left += len(self._kept)
@@ -157,7 +175,7 @@ class RequestWatch:
     @property
     def tokens(self) -> int:
         """An estimate of the prompt's."""
-        self._settle()
+        self._estimate()
         text = self._size if self._text is None else self._text
         return -(-text // CHARACTERS_A_TOKEN)
 
@@ -168,12 +186,20 @@ class RequestWatch:
                 with contextlib.suppress(msgspec.DecodeError):  # control characters, or no UTF-8
                     self._model = shown(msgspec.json.decode(found[1], type=str), MAX_MODEL)
             return
+        self._decode(data)
+        request, self._request = self._request, None
+        if request is not None:
+            self._measure(request)
+
+    def _decode(self, data: bytes) -> None:
         try:
-            request = _request.decode(data)
+            self._request = request = _request.decode(data)
         except (msgspec.DecodeError, RecursionError):
             return
         self._model = shown(request.model or "", MAX_MODEL)
         self._streamed = bool(request.stream)
+
+    def _measure(self, request: _Request) -> None:
         limits = [request.max_tokens, request.max_completion_tokens, request.max_output_tokens]
         if request.generationConfig is not None:
             limits.append(request.generationConfig.max_output_tokens)
@@ -356,6 +382,24 @@ def _object_end(data: bytes, at: int) -> int:
         depth += (data[i] == 123) - (data[i] == 125)
         if not depth:
             return i + 1
+    return 0
+
+
+def waits(piece: bytes, headers: Headers) -> bool:
+    """Whether a body that is one piece need not be read before all is over, and can then be by `read_document()`."""
+    if len(piece) > UNREAD or headers.get("content-encoding") is not None:
+        return False
+    kind = headers.get("content-type")
+    return kind is not None and kind.startswith("application/json")
+
+
+def read_document(provider: str, operation: str, data: bytes, reading: Reading) -> int:
+    """A plain response's whole body, if there is something in it; 1: it was not what it should be."""
+    try:
+        if data:
+            _dialect(provider, operation).document(data, reading)
+    except (msgspec.DecodeError, RecursionError):
+        return 1
     return 0
 
 

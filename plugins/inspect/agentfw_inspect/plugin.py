@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
+import msgspec
 from agentfw import Agent, Denied, Destination, ExitReport, Headers, RequestHead, ResponseHead, hookimpl
 from agentfw.histograms import LONG, Histogram
 from agentfw.model_calls import ModelCall
@@ -13,14 +14,14 @@ from agentfw.reports import ExchangeReport, Table, shown
 from agentfw.runtime import Runtime
 
 from . import budgets, pool
-from .bodies import CHARACTERS_A_TOKEN, RequestWatch, ResponseWatch, Room
+from .bodies import CHARACTERS_A_TOKEN, RequestWatch, ResponseWatch, Room, read_document, waits
 from .budgets import Account, Warden
 from .config import Config
 from .prices import Prices
 from .reading import Reading
 from .routes import Recognised, Routes
 from .tables import make_tables
-from .totals import OTHER, Rows, Totals, bucket_of
+from .totals import OTHER, Rows, Totals, add, bucket_of
 
 MAX_AGENTS, MAX_LABELS, MAX_MODELS, MAX_DESTINATIONS = 4096, 4096, 256, 256
 MAX_LIVE_AGENTS = 65536
@@ -33,27 +34,39 @@ MOST_RESERVED = 1 << 21
 """Tokens reserved at most, in and out: no model takes or gives more, whatever a request says. (And a cost of 1e300, added and
 taken off again, would leave nothing of others' in the sum.)"""
 _LIMITS = ("x-ratelimit-", "anthropic-ratelimit-", "retry-after", "x-should-retry")
-_READABLE = frozenset({"gzip", "x-gzip", "deflate", "identity"})
+_ACCEPTABLE = frozenset({"gzip", "x-gzip", "deflate", "identity", ""})
 
 
-class _Live:
-    """A call in flight."""
+class _Live(msgspec.Struct, eq=False):
+    """A call in flight, and what sees its response's body."""
 
-    __slots__ = ("agent", "asked", "call", "destination", "reading", "request", "reserved", "response", "rows", "status_head")
+    agent: Agent
+    call: Recognised
+    destination: Destination
+    rows: tuple[Totals, ...]
+    """In which the reservation stands."""
+    clock: Callable[[], float]
+    reserved: tuple[int, int, float] = (0, 0, 0.0)
+    asked: bool = False
+    """What it asks for is known, and so reserved."""
+    reading: Reading = msgspec.field(default_factory=Reading)
+    request: RequestWatch | None = None
+    response: ResponseWatch | None = None
+    document: bytes | None = None
+    """In place of `response`: a whole body, which has yet to be read."""
+    status_head: ResponseHead | None = None
 
-    def __init__(self, agent: Agent, call: Recognised, destination: Destination, rows: tuple[Totals, ...]) -> None:
-        self.agent = agent
-        self.call = call
-        self.destination = destination
-        self.rows = rows
-        """In which the reservation stands."""
-        self.reserved = (0, 0, 0.0)
-        self.asked = False
-        """What it asks for is known, and so reserved."""
-        self.reading = Reading()
-        self.request: RequestWatch | None = None
-        self.response: ResponseWatch | None = None
-        self.status_head: ResponseHead | None = None
+    def observe(self, piece: bytes, last: bool) -> None:
+        watch = self.response
+        if watch is None:  # all hooks have had their say: this is what the agent gets
+            assert self.status_head is not None
+            call, headers = self.call, self.status_head.headers
+            if last and not call.pieces and waits(piece, headers):
+                self.document = piece
+                return
+            watch = self.response = ResponseWatch(call.provider, call.operation, call.pieces, self.reading, self.clock)
+            watch.begin(headers.get("content-type") or "", headers.tokens("content-encoding"))
+        watch(piece, last)
 
     def reserve(self, inputs: int, outputs: int, cost: float) -> None:
         """In place of what was reserved before."""
@@ -82,7 +95,7 @@ class _Live:
         """Those who look refer to this: a cycle would be the garbage collector's, which walks all objects of all agents."""
         if self.request is not None:
             self.request.release()
-        self.request = self.response = self.status_head = None
+        self.request = self.response = self.document = self.status_head = None
 
     def end(self) -> None:
         if self.reserved != (0, 0, 0.0):
@@ -172,9 +185,10 @@ class Plugin:
 
     @hookimpl
     def request(self, agent: Agent, destination: Destination, head: RequestHead) -> Awaitable[None] | None:
-        shared = self._shared_by(agent) if self._sharing is not None and self._routes.covers(destination) else ()
-        if shared:
-            return self._in_pool(agent, destination, head, shared)
+        if self._budgets and self._sharing is not None and self._routes.covers(destination):
+            shared = self._shared_by(agent)
+            if shared:
+                return self._in_pool(agent, destination, head, shared)
         self._request(agent, destination, head)
         return None
 
@@ -195,8 +209,9 @@ class Plugin:
         if before is not None:  # sent again
             before.end()
             before.forget()
-        self._admit(agent)
-        live = self._live[head.exchange] = _Live(agent, call, destination, self._rows_of(agent))
+        if self._budgets:
+            self._admit(agent)
+        live = self._live[head.exchange] = _Live(agent, call, destination, self._rows_of(agent), self._clock)
         live.begin()
         if self._budgets:
             length = head.headers.get("content-length") or "0"
@@ -209,7 +224,8 @@ class Plugin:
         head.transforms.append(live.request)
         if not readable:
             self._asked(live)
-        if not _readable(head.headers.tokens("accept-encoding")):
+        accepted = head.headers.get_all("accept-encoding")
+        if accepted and not _readable(accepted):
             head.headers.set("Accept-Encoding", "identity")
 
     def _admit(self, agent: Agent, *, asked: bool = False) -> None:
@@ -246,19 +262,8 @@ class Plugin:
         live = self._live.get(request.exchange)
         if live is None:
             return
-        live.status_head = head  # not in `observe`, which is in it
-        watch: ResponseWatch | None = None
-
-        def observe(piece: bytes, last: bool) -> None:
-            nonlocal watch
-            if watch is None:  # all hooks have had their say: this is what the agent gets
-                call, head = live.call, live.status_head
-                assert head is not None
-                watch = live.response = ResponseWatch(call.provider, call.operation, call.pieces, live.reading, self._clock)
-                watch.begin(head.headers.get("content-type") or "", head.headers.tokens("content-encoding"))
-            watch(piece, last)
-
-        head.observers.append(observe)
+        live.status_head = head
+        head.observers.append(live.observe)
 
     @property
     def later_hooks(self) -> frozenset[str]:
@@ -289,8 +294,7 @@ class Plugin:
         model = call.model or "(unknown)"
         if not self._models.known(model) and call.failed and not live.reading.model:
             model = OTHER  # a name that only the agent says
-        for row in (*live.rows, self._models.get(model), self._destinations.get(place)):
-            row.add(call, latency, first)
+        add((*live.rows, self._models.get(model), self._destinations.get(place)), call, latency, first)
         if self._budgets:
             self._warden.watch(agent, self._accounts_of(agent))
             if self._sharing is not None:
@@ -304,12 +308,16 @@ class Plugin:
 
     def _made(self, live: _Live, exchange: ExchangeReport) -> ModelCall:
         reading, watch, request = live.reading, live.response, live.request
-        if watch is not None:
+        if live.document is not None:
+            if read_document(live.call.provider, live.call.operation, live.document, reading):
+                self._counters["unreadable"] += 1
+        elif watch is not None:
             watch.settle()
         asked = (request.model if request is not None else "") or live.call.model
         head = live.status_head
         status = exchange.status
-        streamed = watch.streamed if watch is not None else bool(request is not None and request.streamed)
+        plain = live.document is not None
+        streamed = watch.streamed if watch is not None else not plain and request is not None and request.streamed
         error_type, error = reading.error_type, reading.error
         billed = head is None or head.status < 400
         if exchange.first_byte is None:
@@ -321,7 +329,7 @@ class Plugin:
             error_type = f"http_{status}"
         elif not error_type and not reading.complete and status != 204 and (exchange.error or streamed):
             error_type, error = "cut", shown(exchange.error, 200)
-        if watch is not None:
+        if watch is not None and (watch.unreadable or watch.oversize):
             self._counters["unreadable"] += watch.unreadable
             self._counters["oversize_events"] += watch.oversize
         inputs, outputs, estimated = _counts(live, exchange, billed)
@@ -475,14 +483,10 @@ def _counts(live: _Live, exchange: ExchangeReport, billed: bool) -> tuple[int | 
     return inputs, outputs, estimated
 
 
-def _readable(encodings: list[str]) -> bool:
-    return all(each.partition(";")[0].strip() in _READABLE for each in encodings)
+def _readable(accepted: list[str]) -> bool:
+    """By the values of `Accept-Encoding`."""
+    return all(each.partition(";")[0].strip(" \t").lower() in _ACCEPTABLE for value in accepted for each in value.split(","))
 
 
 def _rate_limits(headers: Headers) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name, value in headers:
-        lower = name.lower()
-        if lower.startswith(_LIMITS) and len(found) < MAX_LIMIT_HEADERS:
-            found[lower[:64]] = shown(value, 128)
-    return found
+    return {name[:64]: shown(value, 128) for name, value in headers.beginning(_LIMITS)[:MAX_LIMIT_HEADERS]}

@@ -14,39 +14,24 @@ MAX_ERROR = 200
 MAX_MODEL = 128
 
 
-class Reading:
+class Reading(msgspec.Struct, eq=False, gc=False):
     """The sum of what was read. Counts are None until the server says them; the last word counts."""
 
-    __slots__ = (
-        "cache_read",
-        "cache_write",
-        "complete",
-        "content_events",
-        "content_size",
-        "error",
-        "error_type",
-        "input",
-        "model",
-        "output",
-        "reasoning",
-    )
-
-    def __init__(self) -> None:
-        self.model = ""
-        self.input: int | None = None
-        """All that went in, the cache's part too."""
-        self.output: int | None = None
-        """All that came out, reasoning too."""
-        self.cache_read: int | None = None
-        self.cache_write: int | None = None
-        self.reasoning: int | None = None
-        self.content_events = 0
-        """Pieces of generated content seen."""
-        self.content_size = 0
-        """Their bytes, about."""
-        self.complete = False
-        self.error_type = ""
-        self.error = ""
+    model: str = ""
+    input: int | None = None
+    """All that went in, the cache's part too."""
+    output: int | None = None
+    """All that came out, reasoning too."""
+    cache_read: int | None = None
+    cache_write: int | None = None
+    reasoning: int | None = None
+    content_events: int = 0
+    """Pieces of generated content seen."""
+    content_size: int = 0
+    """Their bytes, about."""
+    complete: bool = False
+    error_type: str = ""
+    error: str = ""
 
     def named(self, model: str | None) -> None:
         if model and model != self.model:
