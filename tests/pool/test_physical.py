@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import mmap
 import os
 import subprocess
@@ -11,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from agentfw.pool.physical import measure
+from agentfw.pool.physical import Physical, measure
 
 MIB = 1 << 20
 
@@ -101,3 +103,14 @@ def test_this_process() -> None:
         child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert child.stdout is not None and child.stdout.readline() == b"1\n"
     child.communicate()
+
+
+def test_a_process_without_a_descriptor_left_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then above all."""
+
+    def none_left(*args: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    physical = Physical()
+    monkeypatch.setattr(os, "memfd_create", none_left)
+    assert asyncio.run(physical.look([], 0)) > MIB

@@ -9,6 +9,7 @@ figures: where the pool has a control group to itself (systemd gives each servic
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import re
 import time
@@ -29,6 +30,7 @@ class Physical:
     def __init__(self) -> None:
         self._known = 0, False
         self._at = float("-inf")
+        _memory_device()  # later there may be no descriptor left for it
 
     async def look(self, workers: Iterable[int], vms: int) -> int:
         """Bytes, not older than SECONDS. `workers`: their processes; `vms`: that there are."""
@@ -92,6 +94,7 @@ def _memory_files(place: Path, device: int, found: dict[int, int]) -> None:
                 found[status.st_ino] = status.st_blocks * 512
 
 
+@functools.cache
 def _memory_device() -> int:
     """Of the file system in which all memory without a file is."""
     fd = os.memfd_create("agentfw-look", os.MFD_CLOEXEC)
