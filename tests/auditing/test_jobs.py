@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 from collections.abc import AsyncIterator
@@ -19,7 +18,7 @@ from agentfw.pool.jobs import PoolError
 from agentfw.pool.places import SocketPlace
 from agentfw.pool.router import Router
 
-from tests.pool.routers import finish, job, pool_test, running, until, until_running
+from tests.pool.routers import finish, job, pool_test, running, until_running
 
 ME = f"uid {os.getuid()} pid {os.getpid()}"
 TOKEN = b"0123456789abcdef0123456789abcdef"
@@ -197,5 +196,3 @@ async def test_nobody_listening_costs_nothing(tmp_path: Path) -> None:
         await finish(router, ["exit", 0])
     assert router.diary.plugins is None
     router.diary.pool("stopped")
-    with contextlib.suppress(PoolError):
-        await until(lambda: True)
