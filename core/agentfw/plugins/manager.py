@@ -459,7 +459,7 @@ class PluginManager:
     async def _all(self, hook: str, *args: object) -> None:
         """Everybody, in order. Who raises ends it; a result is a mistake."""
         for call in self._calls[hook]:
-            if (result := await call.later(args)) is not None:
+            if (rest := call.begun(args)) is not None and (result := await rest) is not None:
                 raise call.nonsense(result)
 
     async def _first(self, hook: str, fits: Callable[[object], bool], *args: object) -> object | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
@@ -224,8 +225,7 @@ class Plugin:
         head.transforms.append(live.request)
         if not readable:
             self._asked(live)
-        accepted = head.headers.get_all("accept-encoding")
-        if accepted and not _readable(accepted):
+        if head.headers.get("accept-encoding") is not None and not _readable(tuple(head.headers.get_all("accept-encoding"))):
             head.headers.set("Accept-Encoding", "identity")
 
     def _admit(self, agent: Agent, *, asked: bool = False) -> None:
@@ -483,7 +483,8 @@ def _counts(live: _Live, exchange: ExchangeReport, billed: bool) -> tuple[int | 
     return inputs, outputs, estimated
 
 
-def _readable(accepted: list[str]) -> bool:
+@functools.lru_cache(maxsize=64)  # of heads, which are bounded
+def _readable(accepted: tuple[str, ...]) -> bool:
     """By the values of `Accept-Encoding`."""
     return all(each.partition(";")[0].strip(" \t").lower() in _ACCEPTABLE for value in accepted for each in value.split(","))
 
