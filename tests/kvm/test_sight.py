@@ -114,6 +114,30 @@ def booted(folder: Path, *args: str, name: str = "guest", rules: bytes = b"") ->
     return asyncio.run(main())
 
 
+def test_of_a_cell_that_died_it_is_known_what_its_vm_did(program: Path) -> None:
+    """Then above all it is asked for."""
+
+    async def main() -> Sight:
+        handler = Handler()
+        config = CellConfig(mounts=[Mount("/p", program)], program="/p/guest", argv=["/p/guest", "/p", "all"])
+        cell = await Cell.start(config, handler)
+        try:
+            cell.boot(0)
+            async with asyncio.timeout(30):
+                assert await cell.stream(0, 1).receive() == b"done\n"
+                await cell.look(0)
+                os.kill(cell.pid, signal.SIGKILL)
+                await handler.until(lambda: handler.failures)
+                assert handler.exits[0][1].kind == "internal"
+            return cell.sight(0)
+        finally:
+            await cell.close()
+            assert not cell.sight(0).syscalls(), "closed"
+
+    sight = asyncio.run(main())
+    assert sight.counts()["getpid"] == KNOWN["getpid"] and "/p/text" in {file.path for file in sight.opened()}
+
+
 def test_calls_are_counted(program: Path) -> None:
     first, end, statistics = booted(program, "/p", "all")
     at_first = first.counts()

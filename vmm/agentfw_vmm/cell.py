@@ -376,9 +376,12 @@ class Cell(Controls):
     def _shared(self, vm: int) -> _lib.VmStruct:
         if not 0 <= vm < self._config.vms:
             raise ValueError(f"VM {vm} of a cell with {self._config.vms}")
-        if self._closing and self._gone.done():
+        if not self._mapped():
             raise CellError("the cell is closed")
         return self._shared_copy(vm)
+
+    def _mapped(self) -> bool:
+        return not (self._closing and self._gone.done())
 
     def _usable(self) -> bool:
         return not (self._closing or self._gone.done() or self._failed is not None)

@@ -29,6 +29,10 @@ class Controls(ABC):
     def _usable(self) -> bool:
         """It takes commands, and will still do what it was told."""
 
+    @abstractmethod
+    def _mapped(self) -> bool:
+        """What is shared with its process is still there, though that may have died."""
+
     def live(self, vm: int) -> bool:
         """True from boot() or restore() until vm_exited."""
         record = self._vms.get(vm)
@@ -78,7 +82,7 @@ class Controls(ABC):
         """What VM `vm` did in its life so far, or in the last one; system calls as of the last `look()`, or of its end, the
         rest as of now. To be taken before the next life, and within a second of the end."""
         record = self._vms.get(vm)
-        if record is None or not self._usable():
+        if record is None or not self._mapped():
             return Sight()
         return Sight(_lib.sight(self.worker, vm), record.rules)
 
