@@ -125,17 +125,39 @@ def test_random_control_page(bare_cell, guest):
     asyncio.run(main())
 
 
-def test_guest_at_cpl_0_changes_only_itself(bare_cell, guest):
-    """Where CPL 0 is to be had (LSTAR on hardware KVM), page tables and MSRs are the guest's to break."""
-    body = """
-    void run(void) {
-        /* LSTAR's stub is guest memory: write our own code there, then syscall */
-        static const unsigned char code[] = {0x31, 0xc0, 0x0f, 0x22, 0xd8, 0xf4};   /* xor eax,eax; mov cr3,rax; hlt */
-        volatile unsigned char *at = (volatile unsigned char *)SHIM->entry_lstar;
-        for (unsigned i = 0; i < sizeof code; i++) at[i] = code[i];
-        __asm__ volatile("syscall" ::: "rcx", "r11", "memory");
-        leave(0);
-    }
-    """
+KERNEL = """
+static volatile char page[8192] __attribute__((aligned(4096)));
+void run(void) {
+    static const unsigned char code[] = {CODE, 0x89, 0x03, 0xe6, 0x30, 0xeb, 0xfe};  /* mov %eax, (%rbx); out %al, $0x30; jmp . */
+    volatile unsigned char *at = (volatile unsigned char *)AFW_EXC_STUBS + 6 * 16;    /* #UD's: its gate leads to CPL 0 */
+    for (unsigned i = 0; i < sizeof code; i++) at[i] = code[i];
+    page[0] = page[4096] = 1;
+    post(AFW_OP_EXIT, 0, 1, 0, 0, 0, 0, 0);
+    __asm__ volatile("ud2" :: "a"(RAX), "b"(&SQ[(CTL->sq_tail - 1) % AFW_SQ_LEN].a[0]), "d"(0) : "rcx", "r11", "memory");
+}
+"""
+
+
+def at_cpl_0(bare_cell, guest, code: bytes, rax: int | str = 7) -> str:
+    """How a guest ends that runs `code` there; "code" and the low byte of what it leaves in RAX if it comes through."""
+    body = KERNEL.replace("CODE", ", ".join(map(hex, code))).replace("RAX", f"(u64)({rax})")
     end, _ = asyncio.run(bare.run_guest(bare_cell, guest(body)))
-    assert end.kind in ("signal", "internal", "hostile")
+    return f"code {end.code}" if end.kind == "code" else end.kind
+
+
+def wrmsr(number: int) -> bytes:
+    return b"\xb9" + number.to_bytes(4, "little") + b"\x0f\x30"
+
+
+def test_guest_at_cpl_0_changes_only_itself(bare_cell, guest):
+    """By an exception's gate: page tables and MSRs are the guest's to break."""
+    assert at_cpl_0(bare_cell, guest, b"\x8c\xc8") == "code 16", "mov %cs, %eax"
+    assert at_cpl_0(bare_cell, guest, wrmsr(0xC0000102)) == "code 7"
+    assert at_cpl_0(bare_cell, guest, b"\x31\xc0\x0f\x22\xd8\xf4") in ("signal", "internal", "hostile")  # CR3 = 0; hlt
+
+
+def test_nothing_paravirtual_at_cpl_0(bare_cell, guest):
+    """No such feature is in the guest's cpuid, and KVM keeps to that: its clock, steal time and asynchronous faults would be
+    host code that writes into guest memory."""
+    for number in (0x11, 0x12, *range(0x4B564D00, 0x4B564D09)):  # where to; bit 0: on
+        assert at_cpl_0(bare_cell, guest, wrmsr(number), "page + 1") == "signal", hex(number)

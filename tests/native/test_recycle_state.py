@@ -54,7 +54,7 @@ static void registers(u64 v)
     if (v & 16) __asm__ volatile("mov %0, %%fs" :: "r"(0x33));
     if (v & 32) __asm__ volatile("push %0; popf" :: "r"(0x3202ull | (v & 0x240cd5) | (v & 64 ? 0x100 : 0)));
 }
-/* Code of our own at CPL 0, in the place of the shim's: then the program's end from there. */
+/* Code of our own at CPL 0, where #UD's gate leads: then the program's end from there. */
 static void kernel(u64 what)
 {
     static const unsigned char code[] = {
@@ -62,13 +62,13 @@ static void kernel(u64 what)
         0x0f, 0x23, 0xc0,                                /* mov %rax, %dr0 */
         0x0f, 0x22, 0xd0,                                /* mov %rax, %cr2 */
         0xe6, 0x30, 0xeb, 0xfe};
-    volatile char *at = (volatile char *)SHIM->entry_lstar;
+    volatile char *at = (volatile char *)AFW_EXC_STUBS + 6 * 16;
     static const uint32_t msr[] = {0xc0000102, 0xc0000081, 0x12, 0x277, 0x200, 0x4b564d01, 0xc0000103, 0x4b564df0};
     for (u64 i = 0; i < sizeof code; i++)                /* without wrmsr, or without all of it */
         at[i] = (char)(i < (what & 8 ? 8 : what & 16 ? 2 : 0) ? 0x90 : code[i]);
     call(AFW_OP_NOP, 0, 0, 0, 0, 0, 0);
     post(AFW_OP_EXIT, 0, 9, 0, 0, 0, 0, 0);
-    __asm__ volatile("syscall" :: "a"((what >> 8 & 0xff) * 0x1000 + 1), "d"(0), "c"(msr[what & 7]) : "r11", "memory");
+    __asm__ volatile("ud2" :: "a"((what >> 8 & 0xff) * 0x1000 + 1), "d"(0), "c"(msr[what & 7]) : "r11", "memory");
 }
 static void act(u64 op, u64 *a)
 {
