@@ -52,19 +52,29 @@ _SYSTEM_SECRETS = ("/etc/shadow", "/etc/gshadow", "/etc/ssh", "/etc/ssl/private"
                    "/var/run", "/var/lib/docker")  # fmt: skip
 
 _PROBE = """
-import json, sys, sysconfig
+import json, sys, sysconfig, os, site
 for name in ("_ssl", "_ctypes", "_hashlib", "zlib", "_bz2", "_lzma", "_sqlite3", "_socket", "_decimal"):
     try:
         __import__(name)
     except ImportError:
         pass
+code = [p for p in sys.path if p]
+sys.path[:] = [*sys.argv[1:], *code]
+site.exec = site.execsitecustomize = site.execusercustomize = lambda *line: None
+site.main()
+path, sys.path[:] = [p for p in sys.path if p], code
+sys.modules.pop("sysconfig")
+import sysconfig
 with open("/proc/self/maps") as file:
     maps = sorted({line.split(None, 5)[5].strip() for line in file if line.count("/") and ".so" in line})
 print(json.dumps({"executable": sys.executable, "version": list(sys.version_info[:3]), "name": sys.implementation.name,
-    "full": sys.version, "prefix": sys.prefix, "base": sys.base_prefix, "path": [p for p in sys.path if p], "libraries": maps,
+    "full": sys.version, "prefix": sys.prefix, "base": sys.base_prefix, "path": path, "libraries": maps,
     "stdlib": sysconfig.get_path("stdlib"), "platstdlib": sysconfig.get_path("platstdlib"),
     "free_threaded": bool(sysconfig.get_config_var("Py_GIL_DISABLED")), "machine": sysconfig.get_platform()}))
 """
+"""Run with -S: `site` makes sys.path and the prefix then; `import` lines of its .pth files, and sitecustomize, are not run."""
+_NOT_ASKED_WITH = ("PYTHONPATH", "PYTHONPYCACHEPREFIX", "PYTHONSTARTUP", "PYTHONINSPECT")
+"""Variables by which a Python runs code of other places than its own. (PYTHONPATH's are arguments.)"""
 
 
 _PATH_MAX, _NAME_MAX = 4000, 255
@@ -106,10 +116,13 @@ class _Facts(Interpreter):
 
 
 def find_interpreter(python: str, environment: Mapping[str, str]) -> Interpreter:
-    """Ask `python` (a path) what it is, under the environment that its template will have. GuestError if it is of no use."""
+    """Ask `python` (a path) what it is, under the environment that its template will have. Of its code, its standard library's
+    runs only. GuestError if it is of no use."""
     where = str(Path(python).absolute()) if "/" in python else python
+    told = {name: value for name, value in environment.items() if name not in _NOT_ASKED_WITH}
+    paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     try:
-        status, out, err = _run([where, "-c", _PROBE], environment)
+        status, out, err = _run([where, "-S", "-c", _PROBE, *paths], told)
         facts = msgspec.convert(json.loads(out), _Facts) if status == 0 else None  # (msgspec takes no surrogates, paths may have)
     except (ValueError, RecursionError, OverflowError):
         raise GuestError(f"`{python}` is no Python", status=126) from None

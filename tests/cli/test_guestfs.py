@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -228,3 +230,35 @@ def test_a_snapshot_of_somebody_else_is_not_used(tmp_path: Path) -> None:
 
 def test_a_python_may_look_where_names_are_no_text() -> None:
     assert find_interpreter(sys.executable, {"PYTHONPATH": "/no/\udcff"}).path[0] == "/no/\udcff"
+
+
+def test_no_code_of_packages_runs_when_an_interpreter_is_asked(tmp_path: Path) -> None:
+    """A venv that others can write to: its .pth files and sitecustomize are for agents' VMs. What they say of paths counts."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    packages = next((tmp_path / "venv").glob("lib/python3*/site-packages"))
+    beside, modules, ran = tmp_path / "beside", tmp_path / "modules", tmp_path / "ran"
+    beside.mkdir()
+    modules.mkdir()
+    code = f"open({str(ran)!r}, 'a').write(__name__)"
+    (packages / "some.pth").write_text(f"{beside}\nimport sys; {code}\n/not/there\n")
+    for place in (packages, beside, modules):
+        for name in ("sitecustomize", "usercustomize", "json", "sysconfig", "site", "_ssl", "os"):
+            (place / f"{name}.py").write_text(code)
+    python = tmp_path / "venv/bin/python"
+    environment = {**default_environment(), "PYTHONPATH": f"{modules}{os.pathsep}/no", "PYTHONWARNINGS": "error::beside.Some"}
+    found = find_interpreter(str(python), environment)
+    assert not ran.exists()
+    assert found.path[:2] == (str(modules), "/no") and found.path[-2:] == (str(packages), str(beside))
+    assert found.prefix == str(tmp_path / "venv") and found.base == sys.base_prefix
+    assert found.stdlib == find_interpreter(sys.executable, default_environment()).stdlib
+
+
+def test_an_interpreter_is_what_it_says_itself(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    for python in (sys.executable, os.path.realpath(sys.executable), str(tmp_path / "venv/bin/python")):
+        code = "import json, sys, sysconfig; print(json.dumps([sys.prefix, sys.base_prefix, *map(sysconfig.get_path, "
+        code += "('stdlib', 'platstdlib')), [p for p in sys.path if p]]))"
+        command = [python, "-c", code]
+        said = subprocess.run(command, env=default_environment(), cwd="/", capture_output=True, check=True).stdout
+        it = find_interpreter(python, default_environment())
+        assert json.loads(said) == [it.prefix, it.base, it.stdlib, it.platstdlib, list(it.path)]
