@@ -23,6 +23,7 @@ TARGETS = {
     "sites": [CELL / "sites.c", LIB / "sites.c"],
     "ring": [*VFS, CELL / "ring.c", CELL / "sockopt.c", CELL / "flow.c"],
     "flow": [LIB / "flow.c", LIB / "worker.c"],
+    "sight": [LIB / "sight.c"],
 }
 CHECKS = "address,undefined"
 

@@ -10,7 +10,7 @@ import pytest
 
 from . import run
 
-ROUNDS = {"elf": 3000, "sites": 1500, "ring": 1000, "flow": 1500}
+ROUNDS = {"elf": 3000, "sites": 1500, "ring": 1000, "flow": 1500, "sight": 3000}
 MORE = 20 if os.environ.get("CI") else 1
 """In CI, so many times as many, and others each time."""
 
