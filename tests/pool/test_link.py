@@ -122,6 +122,25 @@ async def test_questions_and_answers() -> None:
         assert len(one.ended) == len(two.ended) == 1
 
 
+class _Boundless(_Peer):
+    async def request(self, message: Any) -> msgspec.Struct:
+        return Numbers({"plugin.counter": 1 << 64}) if isinstance(message, Statistics) else Body(b"x" * (1 << 26))
+
+
+@pool_test
+async def test_an_answer_that_cannot_be_written_is_a_refusal() -> None:
+    """Of numbers that a guest or its cell has a say in, or too long: who asked does not wait for ever."""
+    ends = socket.socketpair()
+    left = await Link.open(ends[0], cast(Any, _Peer()), ToRouter)
+    right = await Link.open(ends[1], cast(Any, _Boundless()), ToWorker)
+    async with asyncio.timeout(20):
+        for question in (Statistics(), Ping()):
+            with pytest.raises(PoolError):
+                await left.ask(question, Numbers)
+    right.close()
+    left.close()
+
+
 @pool_test
 async def test_who_writes_waits_for_who_reads() -> None:
     ours, theirs = socket.socketpair()

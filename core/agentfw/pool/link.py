@@ -265,13 +265,11 @@ class Link(asyncio.Protocol):
 
     async def _answer(self, number: int, message: Any) -> None:
         try:
-            answer = await self._peer.request(message)
-            kind = ANSWER
-        except Exception as error:
+            self._write(ANSWER, number, await self._peer.request(message))
+        except Exception as error:  # also of an answer that cannot be written: whoever asked waits
             if not isinstance(error, AgentfwError):
                 log.exception("a question could not be answered")
-            answer, kind = Refusal.of(error), REFUSAL
-        self._write(kind, number, answer)
+            self._write(REFUSAL, number, Refusal.of(error))
 
     # -- the end
 
