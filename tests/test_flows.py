@@ -3,11 +3,17 @@
 import asyncio
 import os
 import random
+import socket
 import struct
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
+from agentfw_vmm import flows
+from agentfw_vmm._lib import new_bytes
 from agentfw_vmm.rules import compile_rules
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -498,3 +504,33 @@ def test_reading_little_does_not_wake_the_guest() -> None:
         assert wakes(peer) == [0]
 
     run(test)
+
+
+def test_a_datagrams_peer_is_its_own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two embedded pools have a thread each, and C code runs without the GIL."""
+    both = threading.Barrier(2, timeout=10)
+    told = {}
+
+    def write(worker: object, vm: int, index: int, head: object, data: object) -> int:
+        both.wait()
+        told[vm] = head.port
+        return 1
+
+    def read(worker: object, vm: int, index: int, head: object, out: object) -> int:
+        head.family, head.port = socket.AF_INET, vm
+        both.wait()
+        return 0
+
+    async def exchanged(port: int) -> int:
+        flow = flows.GuestFlow.__new__(flows.GuestFlow)
+        flow._host = SimpleNamespace(worker=None, scratch=new_bytes(1), changed=lambda: None)
+        flow.vm, flow.index, flow.address = port, 9, ""
+        flow._give_datagram(b"", "192.0.2.1", port, 0)
+        return (await flow.receive_datagram())[2]
+
+    monkeypatch.setattr(flows, "lib", SimpleNamespace(afw_flow_write_datagram=write, afw_flow_read_datagram=read))
+    monkeypatch.setattr(flows.GuestFlow, "turn", lambda self: asyncio.sleep(0))
+    monkeypatch.setattr(flows.GuestFlow, "_live", lambda self: True)
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(lambda port: asyncio.run(exchanged(port)), (1, 2))) == [1, 2]
+    assert told == {1: 1, 2: 2}

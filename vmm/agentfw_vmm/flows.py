@@ -175,11 +175,12 @@ class GuestFlow:
             if not self._live():
                 raise BrokenPipeError(errno.EPIPE, "the guest closed the socket")
             host = self._host
-            count = lib.afw_flow_read_datagram(host.worker, self.vm, self.index, _DATAGRAM, host.scratch)
+            head = new_datagram()
+            count = lib.afw_flow_read_datagram(host.worker, self.vm, self.index, head, host.scratch)
             if count >= 0:
                 host.changed()
                 data = take(host.scratch, count)
-                address, port = _peer(_DATAGRAM)
+                address, port = _peer(head)
                 if not self.address:
                     self.address, self.port = address, port
                 return data, address, port
@@ -209,7 +210,7 @@ class GuestFlow:
 
     def _give_datagram(self, data: bytes, address: str, port: int, error: int) -> None:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        head = _DATAGRAM
+        head = new_datagram()  # its own: other threads have cells, too, and C code runs without the GIL
         head.len, head.port, head.family, head.error = len(data), port, family, error
         view(head.addr, 16)[:] = socket.inet_pton(family, address).ljust(16, b"\0")
         count = lib.afw_flow_write_datagram(self._host.worker, self.vm, self.index, head, pointer(data))
@@ -358,9 +359,6 @@ def _release(waiters: list[asyncio.Future[None]]) -> None:
         if not waiter.done():
             waiter.set_result(None)
     waiters.clear()
-
-
-_DATAGRAM = new_datagram()
 
 
 def _peer(head: DgramStruct) -> tuple[str, int]:
