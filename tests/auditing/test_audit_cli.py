@@ -4,6 +4,7 @@ terminal."""
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import os
@@ -13,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -257,3 +259,26 @@ def test_whose_reader_goes_away(log: Path) -> None:
     process.stdout.close()
     assert process.stderr.read() == b"" and process.wait(30) == 141
     process.stderr.close()
+
+
+def test_of_a_compressed_file_the_last_lines_are_held_not_all(log: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    """A megabyte of it may be a gigabyte."""
+    line = b'{"time":1.0,"event":"x","agent":"%b","pad":"%b"}\n'
+    with gzip.open(f"{log}.2.gz", "wb") as file:
+        for number in range(30_000):
+            file.write(line % (b"b" if number % 3 else b"c", b"y" * 1000))
+    tracemalloc.start()
+    try:
+        status, out, err = run(capfdbinary, "tail", "--file", log, "-n", 4, "--agent", "c", "--format", "jsonl")
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (status, err) == (0, "") and [json.loads(each)["agent"] for each in out.splitlines()] == ["c"] * 4
+    assert most < 10 << 20
+
+
+def test_a_full_disk_behind_standard_output_is_no_fault_of_the_log(log: Path) -> None:
+    command = [sys.executable, "-m", "agentfw", "audit", "query", "--file", str(log)]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False)
+    assert done.returncode == 125 and done.stderr == b"error: standard output cannot be written: No space left on device\n"

@@ -109,7 +109,11 @@ def tail(
                 raise
             parts = Parts(path)
         found: deque[tuple[bytes, dict[str, Any]]] = deque()
-        for line in _wanted(parts.backward(unread), chooser, unread) if number else ():
+
+        def last(lines: Iterable[bytes]) -> deque[bytes]:
+            return deque((data for data, _ in _wanted(lines, chooser, unread)), number)
+
+        for line in _wanted(parts.backward(unread, last=last), chooser, unread) if number else ():
             found.appendleft(line)
             if len(found) == number:
                 break
@@ -239,12 +243,25 @@ class _Out:
 
     def put(self, lines: Iterable[tuple[bytes, dict[str, Any]]]) -> None:
         for data, found in lines:
-            self._file.write(self._shape.line(data, found))
-        self._file.flush()
+            with _writable():
+                self._file.write(self._shape.line(data, found))
+        self.write(b"")
 
     def write(self, data: bytes) -> None:
-        self._file.write(data)
-        self._file.flush()
+        with _writable():
+            self._file.write(data)
+            self._file.flush()
+
+
+@contextlib.contextmanager
+def _writable() -> Iterator[None]:
+    """A full disk is no fault of the log's."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise RunError(f"standard output cannot be written: {error.strerror or error}") from None
 
 
 def _said(unread: Unread) -> int:

@@ -10,7 +10,7 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -115,13 +115,15 @@ class Parts:
                 continue
             yield from _forward(part, unread, read)
 
-    def backward(self, unread: Unread, since: float = 0.0) -> Iterator[bytes]:
-        """Lines, newest first. Compressed files cannot be read from their ends: of each all lines are held at once."""
+    def backward(
+        self, unread: Unread, since: float = 0.0, last: Callable[[Iterator[bytes]], Sequence[bytes]] = list
+    ) -> Iterator[bytes]:
+        """Lines, newest first. Compressed files cannot be read from their ends: what `last()` keeps of each is held at once."""
         for part in self.parts:
             if part.modified < since:
                 return
             if part.compressed:
-                yield from reversed(list(_forward(part, unread, lambda size: None)))
+                yield from reversed(last(_forward(part, unread, lambda size: None)))
             else:
                 yield from _backward(part, unread)
 
