@@ -193,6 +193,28 @@ def test_a_file_that_another_removes_at_once_is_no_failure(tmp_path: Path, monke
     assert (tmp_path / "a").read_bytes() == b"[]\n"
 
 
+def test_nobody_of_ours_puts_a_file_away_amid_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`audit tail -f` had read it to its end by then, and missed what came after."""
+    mine, other = (LogFile(tmp_path / "a", 4096, 5, "no") for _ in range(2))
+    mine.write([b"x" * 4000])
+    real, seen = os.write, []
+    thread = threading.Thread(target=other.write, args=([b"z" * 4000],))
+
+    def late(descriptor: int, data: Any) -> int:
+        if threading.current_thread() is not thread:
+            thread.start()
+            thread.join(0.1)
+            seen.append((tmp_path / "a.1").exists())
+        return real(descriptor, data)
+
+    monkeypatch.setattr(writer.os, "write", late)
+    mine.write([b"y"])
+    thread.join(10)
+    assert seen == [False] and (tmp_path / "a.1").read_bytes().endswith(b"\ny\n")
+    mine.close()
+    other.close()
+
+
 def test_a_file_that_another_program_put_away_is_begun_anew(tmp_path: Path) -> None:
     file = LogFile(tmp_path / "a", 1 << 20, 1, "no")
     file.write([b"{}"])
@@ -286,17 +308,22 @@ def test_another_file_gets_what_a_full_disk_did_not(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("keep", [0, 2])
 def test_a_file_that_another_puts_away_first_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int) -> None:
     """logrotate, between our look at the name and our own renaming."""
-    named = LogFile._named
+    file = LogFile(tmp_path / "a", 4096, keep, "no")
+    file.write([b"x" * 4050])
+    rotate, named = LogFile._rotate, LogFile._named
 
     def late(self: LogFile) -> tuple[int, int] | None:
         found = named(self)
-        if self.path.exists() and self.path.stat().st_size > 4000:
+        if found and self.path.stat().st_size > 4000:
             self.path.rename(tmp_path / "others")
         return found
 
-    file = LogFile(tmp_path / "a", 4096, keep, "no")
-    file.write([b"x" * 4050])
-    monkeypatch.setattr(LogFile, "_named", late)
+    def rotated(self: LogFile) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(LogFile, "_named", late)
+            rotate(self)
+
+    monkeypatch.setattr(LogFile, "_rotate", rotated)
     file.write([b"y" * 100])
     file.close()
     assert (tmp_path / "a").read_bytes() == b"y" * 100 + b"\n" and (tmp_path / "others").stat().st_size == 4051

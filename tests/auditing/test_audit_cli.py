@@ -279,6 +279,6 @@ def test_of_a_compressed_file_the_last_lines_are_held_not_all(log: Path, capfdbi
 
 def test_a_full_disk_behind_standard_output_is_no_fault_of_the_log(log: Path) -> None:
     command = [sys.executable, "-m", "agentfw", "audit", "query", "--file", str(log)]
-    with open("/dev/full", "wb") as full:
+    with Path("/dev/full").open("wb") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False)
     assert done.returncode == 125 and done.stderr == b"error: standard output cannot be written: No space left on device\n"

@@ -21,6 +21,8 @@ BATCH = 1 << 20
 GATHER = 0.05
 """Seconds that a line may wait for others to be written with: a thread woken for each would cost agents more than the line."""
 
+TRIES = 3
+"""For a file that nobody puts away at that moment; then whichever."""
 AGAIN = 1.0
 """Seconds after which a disk that took no more is tried again."""
 
@@ -76,6 +78,7 @@ class LogFile:
             os.fsync(self._descriptor)
 
     def _append(self, data: bytes) -> None:
+        self._hold()
         begun = int(self._torn)
         if self._torn:
             data = b"\n" + data
@@ -89,15 +92,27 @@ class LogFile:
         finally:
             if done:
                 self._torn = data[done - 1] != 10
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
-    def _follow(self) -> None:
-        """Somebody else has put the file away, or removed it: go on with the one that has its name."""
+    def _hold(self) -> None:
+        """Until this is written nobody of ours puts the file away: who follows the log has read it to its end then."""
+        for _ in range(TRIES):
+            with contextlib.suppress(OSError):  # file systems without
+                fcntl.flock(self._descriptor, fcntl.LOCK_SH)
+            if not self._follow():
+                return
+
+    def _follow(self) -> bool:
+        """Whether somebody else has put the file away, or removed it: go on with the one that has its name."""
         ours = os.fstat(self._descriptor)
-        if self._named() != (ours.st_dev, ours.st_ino):
-            descriptor = self._open()
-            os.close(self._descriptor)
-            self._descriptor = descriptor
-            self._torn = False
+        if self._named() == (ours.st_dev, ours.st_ino):
+            return False
+        descriptor = self._open()
+        os.close(self._descriptor)
+        self._descriptor = descriptor
+        self._torn = False
+        return True
 
     def _named(self) -> tuple[int, int] | None:
         """What has the name now."""
