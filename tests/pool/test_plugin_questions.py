@@ -24,7 +24,7 @@ from .routers import finish, job, pool_test, running
 from .support import TOKEN, answer, raw, request
 
 PLUGIN = """
-import asyncio, json, os
+import asyncio, json, os, sys
 from agentfw import hookimpl
 from agentfw.errors import PluginError
 from agentfw.pool.jobs import PoolError
@@ -50,6 +50,10 @@ class Plugin:
             raise ValueError("a secret")
         if what == "refuse":
             raise PluginError("not now")
+        if what == "exit":
+            sys.exit("a secret")
+        if what == "cancel":
+            raise asyncio.CancelledError
         if what == "late":
             await asyncio.sleep(30)
         if what == "die":
@@ -69,6 +73,10 @@ class Plugin:
             return await self.runtime.pool.backend.jobs()
         if what == "secret":
             return "token"
+        if what == "exit":
+            sys.exit("a secret")
+        if what == "cancel":
+            raise asyncio.CancelledError
         if what == "unencodable":
             return object()
         if what == "raise":
@@ -106,7 +114,7 @@ def test_workers_answer_those_that_can(plugins: tuple[str, ...]) -> None:
             everybody = {number: f"worker {pid}".encode() for number, pid in enumerate(pids)}
             assert await ask(router, "role") == everybody
             others = {number: text for number, text in everybody.items() if number != 1}
-            for what in ("raise", "refuse", "text", "oversize"):
+            for what in ("raise", "refuse", "exit", "cancel", "text", "oversize"):
                 assert await ask(router, what, pids[1]) == others, what
             assert await ask(router, "late", pids[1], seconds=1.0) == others
             large = await ask(router, "large", pids[1])
@@ -136,7 +144,7 @@ def test_an_embedded_pool_asks_itself(plugins: tuple[str, ...]) -> None:
     async def body() -> None:
         async with running(local=True, plugins=plugins) as router:
             assert await ask(router, "role") == {0: f"router {os.getpid()}".encode()}
-            for what in ("raise", "refuse", "text", "oversize"):
+            for what in ("raise", "refuse", "exit", "cancel", "text", "oversize"):
                 assert await ask(router, what) == {}, what
             assert await ask(router, "late", seconds=0.2) == {}
 
@@ -220,6 +228,8 @@ async def _asked(router: Router, client: HttpBackend, remote: HttpBackend, path:
         ("silent", "x", "not_found", "it tells clients nothing"),
         ("asker", "nothing", "not_found", "no such thing"),
         ("asker", "raise", "internal", "ValueError"),
+        ("asker", "exit", "internal", "SystemExit"),
+        ("asker", "cancel", "internal", "CancelledError"),
         ("asker", "unencodable", "internal", "TypeError"),
         ("asker", "late", "internal", "took more than 0.2 s"),
         ("mute", "x", "internal", "TypeError"),

@@ -142,11 +142,8 @@ class Call:
             self.trace(self, args, _outcome(result), took)
 
     def _fail(self, args: tuple[object, ...], start: int, error: BaseException) -> NoReturn:
-        """Raise what the pipeline sees of an exception. Messages of unexpected ones stay in `__cause__`: they may quote a header.
-
-        sys.exit() in a hook, and a cancellation that nobody asked for, are mistakes as others are: they must end neither the
-        command nor, in silence, a flow.
-        """
+        """Raise what the pipeline sees of an exception. Messages of unexpected ones stay in `__cause__`: they may quote a
+        header."""
         took = _now() - start
         self.calls += 1
         self.buckets[bisect_left(HOOK_NS, took)] += 1
@@ -154,7 +151,7 @@ class Call:
         self.longest_ns = max(self.longest_ns, took)
         outcome = type(error).__name__
         raised: BaseException = error
-        if isinstance(error, (KeyboardInterrupt, GeneratorExit)) or (isinstance(error, asyncio.CancelledError) and _cancelled()):
+        if is_wanted(error):
             pass
         elif isinstance(error, Denied):
             self.denied += 1
@@ -280,6 +277,12 @@ def _awaitable(result: object) -> bool:
 
 def _outcome(result: object) -> str:
     return "ok" if result is None else str(result).lower() if isinstance(result, bool) else type(result).__name__
+
+
+def is_wanted(error: BaseException) -> bool:
+    """Somebody ends what runs. sys.exit() in a plugin, and a cancellation that nobody asked for, are mistakes as others are: they
+    must end neither the command nor, in silence, a flow."""
+    return isinstance(error, (KeyboardInterrupt, GeneratorExit)) or (isinstance(error, asyncio.CancelledError) and _cancelled())
 
 
 def _cancelled() -> bool:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import AgentfwError
 from ..plugins import PluginManager
+from ..plugins.calling import is_wanted
 from ..texts import shown
 from .jobs import PoolError
 from .link import Channel
@@ -177,6 +178,8 @@ async def _called(plugin: str, name: str, method: Callable[[], Any], seconds: fl
         raise
     except TimeoutError:
         raise PoolError("internal", f"plugin `{plugin}` took more than {seconds:g} s for a question") from None
-    except Exception as error:
+    except BaseException as error:
+        if is_wanted(error):
+            raise
         log.exception("plugin `%s` failed in %s()", plugin, name)
         raise PoolError("internal", f"plugin `{plugin}` failed in {name}(): {type(error).__name__}") from None

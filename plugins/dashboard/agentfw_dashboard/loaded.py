@@ -46,6 +46,6 @@ def _policy(runtime: Runtime) -> str:
             continue
         try:
             said.append(str(method()))
-        except Exception:  # a mistake of its must not hide the rest
+        except (Exception, SystemExit):  # a mistake of its must not hide the rest
             log.exception("plugin `%s` failed in in_words()", name)
     return "\n".join(said)[:MAX_POLICY]
