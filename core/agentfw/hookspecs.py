@@ -330,7 +330,8 @@ def exit(agent: Agent, report: ExitReport) -> None:
 
 @hookspec
 def statistics() -> dict[str, int | float] | None:
-    """Counters of this plugin, names in lower_snake_case. `Runtime.statistics()` puts "plugin." before them.
+    """Counters of this plugin, names in lower_snake_case, finite numbers below 2**63. `Runtime.statistics()` puts "plugin."
+    before them.
 
     Budget: 10 ms, when somebody looks.
     """

@@ -304,3 +304,13 @@ async def test_one_agents_trouble_is_its_own(hook: str, how: str) -> None:
         assert "secret" not in str(unlucky)
     failures = {(event.agent, event.plugin, event.extra.get("hook")) for event in events if event.kind == "plugin_failed"}
     assert failures == {("unlucky", "wrong", hook)}
+
+
+@pytest.mark.parametrize("numbers", [{"n": 1 << 63}, {"n": -(10**400)}, {"n": float("inf")}, {"n": float("nan")}, {"\ud800": 1}])
+def test_numbers_that_cannot_be_told_another_process_are_none(numbers: dict[str, float]) -> None:
+    """One of them would take all of a worker's with it."""
+    made = PluginManager(Config())
+    made.add("wrong", bad("statistics", lambda: numbers, False))
+    made.add("right", bad("statistics", lambda: {"n": (1 << 63) - 1, "m": -0.5}, False))
+    made.compile()
+    assert made.statistics() == {"right.n": (1 << 63) - 1, "right.m": -0.5}

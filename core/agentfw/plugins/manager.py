@@ -418,7 +418,7 @@ class PluginManager:
                 raise config.located(name, error) from None
             except AgentfwError:
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise PluginError(f"plugin `{name}` failed in check_guest(): {why(error)}") from error
 
     def served_at(self, *, login: bool = False) -> dict[str, str]:
@@ -429,7 +429,7 @@ class PluginManager:
             try:
                 method = getattr(plugin, "served_at", None)
                 url = method(login) if method is not None else ""
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 log.error("plugin `%s` failed in served_at(): %s", name, why(error))
                 continue
             if isinstance(url, str) and url:
@@ -562,8 +562,10 @@ def _pruned(function: Callable[..., Any], places: tuple[int, ...], *args: object
 
 
 def _is_numbers(result: object) -> bool:
+    """Such as can be told another process, and be shown: finite, of 63 bits, by names that can be read."""
     return isinstance(result, dict) and all(
-        isinstance(name, str) and isinstance(value, (int, float)) for name, value in result.items()
+        isinstance(name, str) and name.isprintable() and isinstance(value, (int, float)) and abs(value) < 1 << 63
+        for name, value in result.items()
     )
 
 
