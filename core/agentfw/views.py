@@ -7,6 +7,7 @@ characters, but may hold whatever else the agent put there: who shows it escapes
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -90,10 +91,13 @@ class Overview(_View, frozen=True):
     agents_per_gb: float | None = None
     """VMs that are there (running, idle) in a GiB of it."""
     dns_questions: int = 0
+    """Of agents, those that were refused among them."""
     dns_hits: int = 0
+    """Answers that the cache had: to agents' questions, and to the host's own, which asks again when it connects for an agent."""
     dns_misses: int = 0
-    """That somebody had to be asked for. Those refused are neither."""
+    """Those that it had not: somebody had to be asked. What is refused is neither."""
     dns_hit_rate: float | None = None
+    """Hits of both."""
     dispatch: Spread = Spread()
     """From the pool's having a job, with a VM ready, to its first bytecode."""
     connect: Spread = Spread()
@@ -138,6 +142,7 @@ class AgentRow(_View, frozen=True):
     ended: float | None = None
     cpu_seconds: float = 0.0
     memory: int = 0
+    """That its VM has been given (committed, in steps of 32 MiB), not what it costs the host: what it did not write is shared."""
     exits: int = 0
     """Of its VM, to the host."""
     questions: int = 0
@@ -298,3 +303,12 @@ class Loaded(_View, frozen=True):
     file: str = ""
     plugins: list[LoadedPlugin] = []
     policy: str = ""
+
+
+def dns_cache(statistics: Mapping[str, float]) -> tuple[int, int]:
+    """Of the plugin dns's counters: hits and misses."""
+
+    def whole(*names: str) -> int:
+        return int(sum(statistics.get(f"dns.{name}", 0) for name in names))
+
+    return whole("hits", "negative_hits", "failure_hits", "override_hits"), whole("misses", "passed", "coalesced")

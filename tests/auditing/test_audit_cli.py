@@ -72,7 +72,8 @@ def test_all_of_it_as_it_stands(log: Path, capfdbinary: pytest.CaptureFixture[by
 @pytest.mark.parametrize(
     ("options", "times"),
     [
-        (("--denied",), [1002, 1003]),
+        (("--denied",), [1002]),
+        (("--denied", "--event", "denied"), [1003]),
         (("--agent", "a", "--event", "exchange", "--event", "exit"), [1001, 1007]),
         (("--job", "j2"), [1002, 1003]),
         (("--tenant", "red"), [1000]),

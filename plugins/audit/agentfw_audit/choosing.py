@@ -58,7 +58,11 @@ def moment(text: str, now: float | None = None) -> float:
 
 
 class Chooser:
-    """All of what is given must hold; of what can be given several times, one of each. Texts may have `*` and `?`."""
+    """All of what is given must hold; of what can be given several times, one of each. Texts may have `*` and `?`.
+
+    `denied`: decisions that refuse. Each line `denied` has one that stands for it, so together they would count twice: only whoever
+    names that event has those lines.
+    """
 
     def __init__(
         self,
@@ -83,7 +87,8 @@ class Chooser:
         if until is not None:
             self._checks.append(lambda line: line.time < until)
         if denied:
-            self._checks.append(_denied)
+            told = "denied" in events
+            self._checks.append(lambda line: (line.event == "decision" and not line.allowed) or (told and line.event == "denied"))
         if events:
             self._checks.append(_events(events))
         if agents:
@@ -116,10 +121,6 @@ def _matcher(texts: Sequence[str]) -> Callable[[str], bool]:
     """Whether a text that is not empty is one of these. Case counts."""
     pattern = re.compile("|".join(fnmatch.translate(text) for text in texts))
     return lambda text: bool(text) and pattern.match(text) is not None
-
-
-def _denied(line: Line) -> bool:
-    return line.event == "denied" or (line.event == "decision" and not line.allowed)
 
 
 def _events(texts: Sequence[str]) -> Callable[[Line], bool]:

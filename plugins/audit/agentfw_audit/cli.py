@@ -65,7 +65,7 @@ def choosing(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--rule", "rules", multiple=True, metavar="TEXT", help="By a rule with this in it (repeatable)."),
         click.option("--model", "models", multiple=True, metavar="NAME", help="Calls of this model (repeatable)."),
         click.option("--who", "by", multiple=True, metavar="TEXT", help='Done by whom: "uid 1000", "token" (repeatable).'),
-        click.option("--denied", is_flag=True, help="What was refused."),
+        click.option("--denied", is_flag=True, help="What was refused: decisions (--event denied: each time)."),
     )):  # fmt: skip
         function = option(function)
     return function

@@ -23,7 +23,7 @@ from agentfw.pool.authority import RouterLink
 from agentfw.pool.jobs import JobInfo, PoolError, PoolInfo, Usage
 from agentfw.pool.physical import Physical
 from agentfw.runtime import Runtime
-from agentfw.views import AgentRow, AgentStory, AgentTable, Denial, Loaded, Overview, Step
+from agentfw.views import AgentRow, AgentStory, AgentTable, Denial, Loaded, Overview, Step, dns_cache
 from msgspec.structs import replace
 
 from . import loaded, merging, told
@@ -91,8 +91,7 @@ class Observatory:
         running = info.running if info is not None else totals.agents
         idle = sum(worker.idle for worker in info.workers) if info is not None else 0
         memory = int(gauges.get("pool.physical_memory", 0))
-        hits = sum(int(statistics.get(f"dns.{name}", 0)) for name in ("hits", "negative_hits", "failure_hits", "override_hits"))
-        misses = sum(int(statistics.get(f"dns.{name}", 0)) for name in ("misses", "passed", "coalesced"))
+        hits, misses = dns_cache(statistics)
         sessions = int(statistics.get("tls.held", 0) + statistics.get("tls.leased", 0))
         return Overview(
             time=time.time(),

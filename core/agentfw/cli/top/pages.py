@@ -63,7 +63,7 @@ def numbers(overview: Overview, columns: int, glyphs: Glyphs) -> list[Line]:
         ("warm-up", warm, words.spark(overview.warmup[:20], min(bars, 20), glyphs) if overview.warmup else ""),
         ("density", f"{words.number(overview.agents_per_gb)} a GiB of {words.size(overview.memory or None)}",
          words.spark([s.memory for s in history], bars, glyphs)),
-        ("DNS hits", f"{words.share(overview.dns_hit_rate)} of {words.number(overview.dns_questions)}",
+        ("DNS hits", f"{words.share(overview.dns_hit_rate)} of {words.number(overview.dns_hits + overview.dns_misses)}",
          words.spark([s.questions for s in history], bars, glyphs)),
         ("TLS", f"{words.number(overview.tls_sessions)} sessions, "
                 f"{'-' if overview.agents_per_session is None else f'{overview.agents_per_session:.1f}'} agents each", ""),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ...pool.jobs import JobInfo, PoolError, PoolInfo, Usage
-from ...views import AgentRow, AgentStory, AgentTable, Loaded, Overview
+from ...views import AgentRow, AgentStory, AgentTable, Loaded, Overview, dns_cache
 
 if TYPE_CHECKING:
     from ...pool.client import HttpBackend
@@ -170,17 +170,13 @@ def row_of(job: JobInfo, usage: Usage | None) -> AgentRow:
     )
 
 
-DNS_HITS = ("dns.hits", "dns.negative_hits", "dns.failure_hits", "dns.override_hits")
-
-
 def overview_of(info: PoolInfo, metrics: dict[str, float], now: float) -> Overview:
     """The numbers that counters of the other plugins make."""
 
     def whole(*names: str) -> int:
         return int(sum(metrics.get(name, 0) for name in names))
 
-    hits = whole(*DNS_HITS)
-    questions = hits + whole("dns.misses", "dns.passed")
+    hits, misses = dns_cache(metrics)
     return Overview(
         time=now,
         started=info.started,
@@ -191,10 +187,10 @@ def overview_of(info: PoolInfo, metrics: dict[str, float], now: float) -> Overvi
         idle=sum(worker.idle for worker in info.workers),
         queued=info.queued,
         done=info.done,
-        dns_questions=questions,
+        dns_questions=whole("core.dns_queries"),
         dns_hits=hits,
-        dns_misses=questions - hits,
-        dns_hit_rate=hits / questions if questions else None,
+        dns_misses=misses,
+        dns_hit_rate=hits / (hits + misses) if hits + misses else None,
         tls_sessions=whole("tls.held"),
         requests=whole("core.http_requests"),
         model_calls=whole("inspect.calls"),

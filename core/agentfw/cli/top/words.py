@@ -74,9 +74,11 @@ def ago(seconds: float) -> str:
 
 
 def money(value: float | None, currency: str = "") -> str:
-    """Four digits that matter: 0.0123, 12.35. None: "-"."""
+    """Four digits that matter: 0.0123, 12.35, <0.0001. None: "-"."""
     if value is None:
         return "-"
+    if 0 < value < 0.00005:
+        return f"<{money(0.0001, currency)}"
     text = f"{value:,.4f}" if abs(value) < 1 else f"{value:,.2f}" if abs(value) < 10_000 else number(value)
     return f"{text} {currency}".strip()
 

@@ -1,8 +1,8 @@
 // One agent: who it is, how it stands, its timeline, and behind tabs all that is known of it.
 
-import { ran, sorted, statePill } from "./columns.js";
+import { life, sorted, statePill } from "./columns.js";
 import { clear, el, keyed, setAttribute, setText } from "./dom.js";
-import { age, bytes, clock, compact, counter, duration, money, NONE } from "./format.js";
+import { bytes, clock, compact, counter, duration, money, NONE } from "./format.js";
 import { last } from "./agents.js";
 import { Output } from "./output.js";
 import { go, hashOf, replace } from "./route.js";
@@ -189,9 +189,9 @@ export class Agent {
     ]);
     const currency = store.overview?.currency ?? "";
     pairs(this.numbers, [
-      ["Ran", row.ended === null ? age(ran(row)) : duration(ran(row))],
+      ["Ran", life(row)],
       ["CPU", duration(row.cpu_seconds)],
-      ["Memory", row.memory ? bytes(row.memory) : NONE],
+      ["Memory given", row.memory ? bytes(row.memory) : NONE],
       ["Exits", compact(row.exits)],
       ["DNS", compact(row.questions)],
       ["Requests", compact(row.requests)],

@@ -1,9 +1,9 @@
 // All agents: filtered, sorted, and kept up to date in place.
 
-import { byKey, COLUMNS, FIELDS, ran, searchText, sorted, standing, statePill } from "./columns.js";
+import { byKey, COLUMNS, FIELDS, life, searchText, sorted, standing, statePill } from "./columns.js";
 import { el, icon, setAttribute, setText } from "./dom.js";
 import { compile } from "./filter.js";
-import { age, compact, count, money } from "./format.js";
+import { compact, count, money } from "./format.js";
 import { Grid } from "./grid.js";
 import { go, hashOf, replace } from "./route.js";
 import { store } from "./store.js";
@@ -262,7 +262,7 @@ function fillCompact(cell, row) {
   setText(first.firstChild, nameOf(row.name, 80));
   statePill(first.lastChild, row);
   setText(second.firstChild, harmless(row.last || row.tenant, 60));
-  const facts = [age(ran(row))];
+  const facts = [life(row)];
   if (row.model_calls) facts.push(`${compact(row.model_calls)} calls`);
   if (row.cost) facts.push(money(row.cost, store.overview?.currency ?? ""));
   if (row.denials) facts.push(`${compact(row.denials)} denied`);

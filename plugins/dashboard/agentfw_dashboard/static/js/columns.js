@@ -14,6 +14,14 @@ export function ran(row, now = store.now()) {
   return Math.max(0, (row.ended ?? now) - row.started);
 }
 
+/** How long it has run, in words: of one that has ended exactly, else in whole seconds. */
+export function life(row) {
+  return row.ended === null ? age(ran(row)) : duration(ran(row));
+}
+
+/** Of the column, and of the number on an agent's page. */
+export const GIVEN = "Memory that its VM was given. It costs the host less: what the VM did not write is shared.";
+
 /** How it stands, as a word that colours it. */
 export function standing(row) {
   if (row.state !== "done") return row.state;
@@ -65,7 +73,7 @@ export const COLUMNS = [
   column("labels", "Labels", 190, "map", (row) => row.labels, (row) => labelsText(row), { title: "Labels" }),
   column("worker", "Worker", 78, "number", (row) => row.worker, (row) => count(row.worker)),
   column("submitted", "Submitted", 96, "seconds", (row) => row.submitted, (row) => clock(row.submitted)),
-  column("age", "Ran", 86, "seconds", (row) => ran(row), (row) => (row.ended === null ? age(ran(row)) : duration(ran(row))), { title: "Seconds that it has run" }),
+  column("age", "Ran", 86, "seconds", (row) => ran(row), (row) => life(row), { title: "Time that it has run" }),
   column("model_calls", "Calls", 64, "number", (row) => row.model_calls, (row) => compact(row.model_calls), { title: "Model calls" }),
   column("input_tokens", "Tokens in", 86, "number", (row) => row.input_tokens, (row) => compact(row.input_tokens)),
   column("output_tokens", "Tokens out", 92, "number", (row) => row.output_tokens, (row) => compact(row.output_tokens)),
@@ -81,7 +89,7 @@ export const COLUMNS = [
   column("questions", "DNS", 72, "number", (row) => row.questions, (row) => compact(row.questions), { title: "DNS questions" }),
   column("connections", "Connections", 112, "number", (row) => row.connections, (row) => compact(row.connections)),
   column("cpu", "CPU", 90, "seconds", (row) => row.cpu_seconds, (row) => duration(row.cpu_seconds), { title: "CPU time" }),
-  column("memory", "Memory", 84, "bytes", (row) => row.memory, (row) => (row.memory ? bytes(row.memory) : "\u2013")),
+  column("memory", "Memory", 84, "bytes", (row) => row.memory, (row) => (row.memory ? bytes(row.memory) : "\u2013"), { title: GIVEN }),
   column("exits", "Exits", 80, "number", (row) => row.exits, (row) => compact(row.exits), { title: "Exits of its VM to the host" }),
   column("down", "In", 80, "bytes", (row) => row.bytes_down, (row) => bytes(row.bytes_down), { title: "Bytes received" }),
   column("up", "Out", 80, "bytes", (row) => row.bytes_up, (row) => bytes(row.bytes_up), { title: "Bytes sent" }),

@@ -66,6 +66,7 @@ export function age(seconds) {
 export function counter(name, value) {
   if (name.endsWith("_ns")) return duration(value / 1e9);
   if (/(^|_)bytes(_|$)|^memory_/.test(name)) return bytes(value);
+  if (!Number.isInteger(value) && Math.abs(value) < 1) return String(Number(value.toPrecision(3)));
   if (!Number.isInteger(value) && Math.abs(value) < 1000) return digits(value);
   return compact(value);
 }
@@ -81,6 +82,7 @@ const moneys = new Map();
 /** In a currency of three letters; of another kind, as a plain number. */
 export function money(value, currency) {
   if (!known(value)) return NONE;
+  if (value > 0 && value < 0.00005) return `<${money(0.0001, currency)}`;
   const digitsBehind = Math.abs(value) >= 1 || value === 0 ? 2 : 4;
   const key = `${currency}${digitsBehind}`;
   if (!moneys.has(key)) {

@@ -110,7 +110,7 @@ export class Overview {
     return {
       warmup: new Card("warmup", "Warm-up", "100 ms bars", ["VMs", "95 % within", "Longest bar"], warmup),
       density: new Card("density", "Density", "physical memory, on the host", ["Memory", "VMs there", "A VM"], density),
-      dns: new Card("dns", "DNS cache", "shared by all agents", ["Hits", "Misses", "Questions"], dns),
+      dns: new Card("dns", "DNS cache", "shared by all agents", ["Hits", "Misses", "Lookups"], dns),
       latency: new Latency(),
       tls: new Card("tls", "TLS sessions", "held for the fleet", ["Agents", "Sessions", "Requests"], requests),
       throughput: new Card("throughput", "Throughput", "now", ["In, all", "Out, all", "Now, out"], through),
@@ -182,8 +182,8 @@ export class Overview {
     const there = now.running + now.idle;
     this.cards.density.set(now.agents_per_gb === null ? NONE : compact(Math.round(now.agents_per_gb)), "agents a GiB", now.memory ? bytes(now.memory) : NONE, count(there), there && now.memory ? bytes(now.memory / there) : NONE);
     this.sparks.density.set(lines("memory"));
-    const misses = now.dns_hit_rate === null ? null : now.dns_misses; // questions that were refused are neither
-    this.cards.dns.set(percent(now.dns_hit_rate), "hits", compact(now.dns_hits), compact(misses), compact(now.dns_questions));
+    const looked = now.dns_hit_rate !== null;
+    this.cards.dns.set(percent(now.dns_hit_rate), "hits", compact(now.dns_hits), looked ? compact(now.dns_misses) : NONE, compact(now.dns_hits + now.dns_misses));
     this.sparks.dns.set(lines("questions"));
     this.cards.latency.set(now);
     this.cards.tls.set(now.agents_per_session === null ? NONE : rate(now.agents_per_session), "agents a session", compact(now.tls_agents), compact(now.tls_sessions), compact(now.requests));
