@@ -277,7 +277,7 @@ class Fleet:
         host.lives[vm] = run
         self._runs.add(run)
         self.runtime.can_stop(agent, run.stop)
-        self.runtime.can_look(agent, run.look)
+        self.runtime.can_look(agent, run.look, run.glance)
         helpers: list[asyncio.Task[None]] = []
         timed_out = False
         try:

@@ -79,6 +79,7 @@ class Runtime:
         """What the open flows have to do with."""
         self._stoppers: dict[str, Callable[[str], None]] = {}
         self._lookers: dict[str, Callable[[], Awaitable[VmReport | None]]] = {}
+        self._glancers: dict[str, Callable[[], VmReport | None]] = {}
         self._started = False
         self._reloads = 0
         self._watchdog = Watchdog(loop)
@@ -188,17 +189,29 @@ class Runtime:
         else:
             self._stoppers[agent.id] = stop
 
-    def can_look(self, agent: Agent, look: Callable[[], Awaitable[VmReport | None]] | None) -> None:
-        """By whoever runs the agent: how its VM is looked at; None: it cannot be any more."""
-        if look is None:
-            self._lookers.pop(agent.id, None)
-        else:
+    def can_look(
+        self,
+        agent: Agent,
+        look: Callable[[], Awaitable[VmReport | None]] | None,
+        glance: Callable[[], VmReport | None] | None = None,
+    ) -> None:
+        """By whoever runs the agent: how its VM is looked at, and at its counters alone; None: it cannot be (any more)."""
+        self._lookers.pop(agent.id, None)
+        self._glancers.pop(agent.id, None)
+        if look is not None:
             self._lookers[agent.id] = look
+        if glance is not None:
+            self._glancers[agent.id] = glance
 
     async def look(self, agent_id: str) -> VmReport | None:
         """What an agent's VM did so far; it goes on meanwhile. None: it does not run. (At its end: `ExitReport.vm`.)"""
         look = self._lookers.get(agent_id)
         return None if look is None else await look()
+
+    def glance(self, agent_id: str) -> VmReport | None:
+        """The counters of an agent's VM, with an empty `sight`. None: it does not run, or is a pool's (whose router tells)."""
+        glance = self._glancers.get(agent_id)
+        return None if glance is None else glance()
 
     def stop_agent(self, agent: Agent, reason: str) -> bool:
         """End the agent now, as by SIGKILL. `reason`: one line, which whoever runs it tells. False: it does not run."""

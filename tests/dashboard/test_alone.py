@@ -11,7 +11,9 @@ from agentfw.pool.jobs import PoolError
 from agentfw.reports import DispatchReport
 from agentfw.testing import make_runtime
 from agentfw_dashboard import Config, Plugin, observatory
+from agentfw_vmm import Sight
 
+from tests import sights
 from tests.core.support import async_test
 from tests.pool import fake_work
 from tests.pool.routers import until
@@ -45,8 +47,13 @@ async def test_one_process_tells_all(monkeypatch: pytest.MonkeyPatch) -> None:
         told = await seen.overview()
         assert (told.workers, told.running, told.requests, told.denials, told.dns_questions) == (1, 2, 3, 4, 2)
         assert told.bytes_up == 500 and told.cost == 0.25 and told.dispatch.count == 2
+        report = sights.report(Sight(), memory_committed=64 << 20, exits=9)
+        runtime.can_look(two, None, lambda: report)
+        changed = await seen.agents(first.since)
+        runtime.can_look(two, None)
+        assert [(row.cpu_seconds, row.memory, row.exits) for row in changed.rows if row.id == "9-2"] == [(0.5, 64 << 20, 9)]
         runtime.agent_exited(one, ExitReport("signal", signal=11, text="SIGSEGV at <b>0</b>"))
-        second = await seen.agents(first.since)
+        second = await seen.agents(changed.since)
         assert [(row.id, row.state, row.how, row.bytes_up) for row in second.rows] == [("9-1", "done", "signal 11", 500)]
         ended = await seen.agent("9-1")
         assert ended is not None and (ended.exit_kind, ended.exit_signal) == ("signal", 11)

@@ -188,7 +188,12 @@ def test_of_one_command(start: Start, tmp_path: Path) -> None:
         assert text
     link = text.removeprefix("dashboard: ").strip()
     assert line(process) == "up\n"
-    status, body = get(link)
-    assert status == 200 and b"refresh" in body and get(link)[0] == 401
+    browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+    with browser.open(link, timeout=20) as answer:
+        assert answer.status == 200 and b"refresh" in answer.read()
+    assert get(link)[0] == 401
+    with browser.open(link.partition("/login")[0] + "/data/agents", timeout=20) as answer:
+        (row,) = json.load(answer)["rows"]
+    assert row["state"] == "running" and row["cpu_seconds"] > 0 and row["memory"] > 0 and row["exits"] > 0
     process.communicate("\n", timeout=20)
     assert process.returncode == 0

@@ -128,7 +128,11 @@ def test_numbers() -> None:
     assert [words.took(v) for v in (None, 0, 3.1e-6, 0.00082, 0.012, 1.236, 12.3, 61, 7200)] == [
         "-", "0", "3.1us", "820us", "12ms", "1.24s", "12.3s", "1m01s", "2h00m"]  # fmt: skip
     assert [words.money(v, "USD") for v in (None, 0.0, 0.0000041, 0.0123, 12.346)] == [
-        "-", "0.0000 USD", "<0.0001 USD", "0.0123 USD", "12.35 USD"
+        "-",
+        "0.0000 USD",
+        "<0.0001 USD",
+        "0.0123 USD",
+        "12.35 USD",
     ]
     assert words.share(0.987) == "98.7 %"
 

@@ -60,8 +60,8 @@ def moment(text: str, now: float | None = None) -> float:
 class Chooser:
     """All of what is given must hold; of what can be given several times, one of each. Texts may have `*` and `?`.
 
-    `denied`: decisions that refuse. Each line `denied` has one that stands for it, so together they would count twice: only whoever
-    names that event has those lines.
+    `denied`: decisions that refuse. Each line `denied` has one that stands for it, so together they would count twice: only
+    whoever names that event has those lines.
     """
 
     def __init__(

@@ -14,6 +14,7 @@ from collections import deque
 from itertools import islice
 
 from agentfw import Agent, AgentfwError, Destination, ExitReport, hookimpl
+from agentfw.agents import VmReport
 from agentfw.model_calls import ModelCall
 from agentfw.reports import AuditEvent, DispatchReport, ExchangeReport, FlowReport, QuestionReport
 from agentfw.runtime import Runtime
@@ -381,10 +382,11 @@ class Collector:
         totals = self._totals(statistics)
         if not ask.rows:
             return Told(epoch=self.epoch, version=self._version, totals=totals, denials=self._refusals())
+        vms = self._glance()
         whole = self._whole or ask.heard.get(self.epoch) != self._version
         changed = list(self._dirty) if whole else list(islice(self._dirty, MAX_ROWS))  # more: with the next answer
         stories = [*self.ended.values(), *self.live.values()][-MAX_ROWS:] if whole else changed
-        rows: list[Row] = [told.row(story) for story in stories if self.keys.get(story.key) is story]
+        rows: list[Row] = [told.row(story, vms.get(story)) for story in stories if self.keys.get(story.key) is story]
         gone = [] if whole else self._gone
         for story in changed:
             story.dirty = False
@@ -395,6 +397,22 @@ class Collector:
             epoch=self.epoch, version=self._version, totals=totals, whole=whole, rows=rows, gone=gone,
             denials=self._refusals(),
         )  # fmt: skip
+
+    def _glance(self) -> dict[Story, VmReport]:
+        """How the VMs of those stand that are nobody's jobs (of jobs the router knows). Rows that it changes are told."""
+        vms: dict[Story, VmReport] = {}
+        if self.runtime is None:
+            return vms
+        for story in self.live.values():
+            vm = self.runtime.glance(story.agent.id) if story.dispatch is not None else None
+            if vm is None:
+                continue
+            vms[story] = vm
+            seen = vm.cpu_seconds, vm.statistics.memory_committed, vm.statistics.exits
+            if story.glanced != seen:
+                story.glanced = seen
+                self._touch(story)
+        return vms
 
     def _refusals(self) -> list[Refusal]:
         """Newest first."""

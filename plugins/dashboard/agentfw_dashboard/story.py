@@ -125,8 +125,8 @@ class Story:
 
     __slots__ = (
         "agent", "base", "bytes_down", "bytes_up", "call_tokens_in", "call_tokens_out", "calls", "calls_failed", "connections",
-        "cost", "denials", "destinations", "dirty", "dispatch", "ended", "events", "exit", "first_call", "kept", "key",
-        "last", "last_at", "model_calls", "names", "names_dropped", "places_dropped", "priced", "questions", "refusals",
+        "cost", "denials", "destinations", "dirty", "dispatch", "ended", "events", "exit", "first_call", "glanced", "kept",
+        "key", "last", "last_at", "model_calls", "names", "names_dropped", "places_dropped", "priced", "questions", "refusals",
         "requests", "size", "time", "tls", "traffic",
     )  # fmt: skip
 
@@ -143,6 +143,8 @@ class Story:
         self.exit: ExitReport | None = None
         self.ended: float | None = None
         """time.perf_counter()"""
+        self.glanced: tuple[float, int, int] | None = None
+        """CPU seconds, memory and exits of its VM, told last while it lives."""
         self.traffic: Any = None
         """Its `Runtime.traffic()` while it lives."""
         self.bytes_up = self.bytes_down = 0

@@ -100,7 +100,14 @@ COLUMNS = (
         "cpu", "CPU", "U", 6, 9, "CPU time it has used", lambda k, _: k.row.cpu_seconds, lambda k, _: words.ago(k.row.cpu_seconds)
     ),
     Column(
-        "memory", "MEM", "M", 5, 4, "memory that its VM was given; the host spends less: what it did not write is shared", lambda k, _: k.row.memory, lambda k, _: _some(words.size, k.row.memory)
+        "memory",
+        "MEM",
+        "M",
+        5,
+        4,
+        "memory that its VM was given; the host spends less: what it did not write is shared",
+        lambda k, _: k.row.memory,
+        lambda k, _: _some(words.size, k.row.memory),
     ),
     Column(
         "calls", "CALLS", "L", 6, 5, "model calls", lambda k, _: k.row.model_calls, lambda k, _: words.number(k.row.model_calls)

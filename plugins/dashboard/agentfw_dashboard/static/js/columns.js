@@ -77,7 +77,7 @@ export const COLUMNS = [
   column("model_calls", "Calls", 64, "number", (row) => row.model_calls, (row) => compact(row.model_calls), { title: "Model calls" }),
   column("input_tokens", "Tokens in", 86, "number", (row) => row.input_tokens, (row) => compact(row.input_tokens)),
   column("output_tokens", "Tokens out", 92, "number", (row) => row.output_tokens, (row) => compact(row.output_tokens)),
-  column("cost", "Cost", 82, "number", (row) => row.cost, (row) => money(row.cost, store.overview?.currency ?? "")),
+  column("cost", "Cost", 92, "number", (row) => row.cost, (row) => money(row.cost, store.overview?.currency ?? "")),
   column("denials", "Denials", 78, "number", (row) => row.denials, (row) => compact(row.denials), {
     fill: (cell, row) => {
       setText(cell, compact(row.denials));
