@@ -348,6 +348,9 @@ def test_nor_is_any_other(tmp_path: Path, secret: str) -> None:
         ("X-Amz-Security-Token", "t", "(masked)"),
         ("Content-Type", "text/plain", "text/plain"),
         ("X-Request-Id", "7", "7"),
+        ("x-ratelimit-remaining-tokens", "149984", "149984"),
+        ("anthropic-ratelimit-input-tokens-remaining", "40000", "40000"),
+        ("x-ratelimit-token", "sk-real", "(masked)"),
     ],
 )
 def test_headers_that_are_masked(name: str, value: str, shown: str) -> None:
@@ -384,7 +387,11 @@ def test_where_agents_look_nothing_is_written(tmp_path: Path) -> None:
     config = load_config(tmp_path / "agentfw.toml")
     with pytest.raises(ConfigError) as caught:
         load_plugins(["capture"], config).check_guest(config, {}, lambda path: path.is_relative_to(tmp_path / "seen"))
-    assert caught.value.key == "capture.directory" and caught.value.hint
+    assert caught.value.key == "capture.directory" and caught.value.hint and "--har" not in caught.value.hint
+    loaded = load_config(tmp_path / "agentfw.toml").with_keys("capture", {"file": str(tmp_path / "seen/a.har"), "directory": ""})
+    with pytest.raises(ConfigError) as caught:
+        load_plugins(["capture"], loaded).check_guest(loaded, {}, lambda path: path.is_relative_to(tmp_path / "seen"))
+    assert caught.value.hint.endswith("`--har ../NAME.har`, say")
 
 
 @pytest.mark.parametrize("table", ['directory = "a"\nfile = "b"', "body_bytes = -1", "max_bytes = 1", 'directory = "a\\u0000"'])

@@ -239,6 +239,9 @@ async def _asked(router: Router, client: HttpBackend, remote: HttpBackend, path:
     ):
         assert (await code(client, plugin, what))[0] == expected, (plugin, what)
         assert text in (await code(client, plugin, what))[1]
+    with pytest.raises(PoolError) as caught:
+        await client.plugin("nobody", "x")
+    assert "[run] `plugins`" in caught.value.hint, "what would have it there"
     for target, status in (
         ("/v1/plugins/asker/echo?a=1&a=2", 400),
         ("/v1/plugins/asker/echo?" + "a" * 9000, 400),

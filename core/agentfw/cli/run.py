@@ -113,7 +113,12 @@ Exit status: the program's; 128+n if signal n ended it (130: Ctrl-C, 137: killed
 @click.option(
     "--strace-size", type=click.IntRange(0, 1024), default=32, metavar="BYTES", help="Of a string that are shown.  [default: 32]"
 )
-@click.option("--har", type=click.Path(path_type=Path), metavar="FILE", help="Write what the agents say over HTTP there, as HAR.")
+@click.option(
+    "--har",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write what the agents say over HTTP there, as HAR: outside of the program's directory.",
+)
 @click.option("--trace-plugins", is_flag=True, envvar=TRACE_VARIABLES, help="Print each call of a plugin's hook on stderr.")
 @click.option("-q", "--quiet", is_flag=True, help="No notes on stderr, errors only.")
 @click.option("-v", "--verbose", count=True, help="More on stderr; -vv: debugging.")

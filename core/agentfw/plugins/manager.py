@@ -449,8 +449,11 @@ class PluginManager:
         return self._prepared(config).changed
 
     def _prepared(self, config: Config) -> Prepared:
-        if self.chosen_by is not None and self.chosen_by(config) != self.chosen_by(self.config):
-            raise config.error("run.plugins", "other plugins, or another order, need a restart")
+        if self.chosen_by is not None and (chosen := self.chosen_by(config)) != (there := self.chosen_by(self.config)):
+            differ = [f"`{name}` is new" for name in chosen if name not in there]
+            differ += [f"`{name}` is gone" for name in there if name not in chosen]
+            why = f"other plugins, or another order, need a restart ({', '.join(differ) or 'their order'})"
+            raise config.error("run.plugins", why)
         config.check_tables({*available(), *self.names})
         return Prepared(self, config)
 

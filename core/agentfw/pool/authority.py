@@ -148,10 +148,13 @@ async def answer_api(plugins: PluginManager, plugin: str, what: str, query: Mapp
     no such plugin, or it tells no such thing; "forbidden" if it is not for this client."""
     found = plugins.get(plugin)
     method = getattr(found, "answer_api", None)
-    if found is None or method is None:
-        why = "there is no such plugin" if found is None else "it tells clients nothing"
+    if found is None:
+        hint = "give it a table in agentfw.toml, or name it in [run] `plugins`, and start the pool anew"
+        raise PoolError("not_found", f"plugin `{shown(plugin, 64)}`: there is no such plugin in this pool", hint)
+    if method is None:
         able = ", ".join(f"`{name}`" for name in plugins.names if hasattr(plugins.get(name), "answer_api"))
-        raise PoolError("not_found", f"plugin `{shown(plugin, 64)}`: {why} in this pool", f"those that do: {able or 'none'}")
+        why = f"plugin `{shown(plugin, 64)}`: it tells clients nothing in this pool"
+        raise PoolError("not_found", why, f"those that do: {able or 'none'}")
     if not local and what in getattr(found, "api_local", ()):
         raise PoolError("forbidden", f"`{shown(what, 64)}` of plugin `{plugin}` is told over the pool's Unix socket only")
     return await _called(plugin, "answer_api", lambda: method(what, query), API_SECONDS)

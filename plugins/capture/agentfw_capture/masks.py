@@ -19,6 +19,8 @@ _PARAMETER = re.compile(
     r"auth|code|session|session_?id|credential|assertion)\Z",
     re.IGNORECASE,
 )
+_LIMITS = ("x-ratelimit-", "anthropic-ratelimit-")
+"""Headers that count tokens of models: numbers, and no secrets."""
 _PLACEHOLDER = "placeholder"
 """A value with this in it is shown: what agents are given instead of a key has it."""
 
@@ -28,6 +30,8 @@ def header(name: str, value: str) -> str:
     if not _HEADER.search(name) or not value:
         return value
     lower = name.lower()
+    if lower.startswith(_LIMITS) and value.isascii() and value.isdigit() and len(value) <= 12:
+        return value
     if "cookie" in lower:
         return MASKED
     if _PLACEHOLDER in value.lower() and len(value) <= 128:

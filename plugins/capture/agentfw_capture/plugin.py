@@ -100,6 +100,7 @@ class Plugin:
             if self._sees(each):
                 error = ConfigError("directory" if config.directory else "file", f"the agents see {each}")
                 error.hint = "write captures where no agent looks, outside of mounts and of the program's directory"
+                error.hint += "" if config.directory else ": `--har ../NAME.har`, say"
                 raise error
 
     def reconfigure(self, config: Config) -> Callable[[], None]:
