@@ -219,7 +219,7 @@ class SeenDestination(_View, frozen=True):
     bytes_down: int = 0
 
 
-class SeenModelCall(_View, frozen=True):
+class SeenModelCall(_View, frozen=True, gc=False):
     at: float
     """Seconds from the agent's submission."""
     provider: str

@@ -32,7 +32,6 @@ from .story import (
     NAMES,
     REFUSAL_BYTES,
     Asked,
-    Called,
     Event,
     Place,
     Refused,
@@ -210,13 +209,11 @@ class Collector:
             self._currency = call.currency
         now = time.perf_counter()
         error = call.error_type and cut(f"{call.error_type}: {call.error}" if call.error else call.error_type)
-        at = now - call.seconds
-        seen = SeenModelCall(
-            at=at, provider=call.provider, model=call.model, operation=call.operation, status=call.status, seconds=call.seconds,
-            first_token=call.first_token, input_tokens=call.input_tokens, output_tokens=call.output_tokens, cost=call.cost,
-            estimated=call.estimated, error=error,
+        called = SeenModelCall(
+            at=now - call.seconds, provider=call.provider, model=call.model, operation=call.operation, status=call.status,
+            seconds=call.seconds, first_token=call.first_token, input_tokens=call.input_tokens,
+            output_tokens=call.output_tokens, cost=call.cost, estimated=call.estimated, error=error,
         )  # fmt: skip
-        called = Called(at, seen)
         if self.size < self.memory:
             if story.model_calls.add(called):
                 self._grow(story, CALL_BYTES + len(error))

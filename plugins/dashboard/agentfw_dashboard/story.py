@@ -107,17 +107,8 @@ class Refused:
         self.count = 1
 
 
-class Called:
-    """A model call. `at`: time.perf_counter() of its request."""
-
-    __slots__ = ("at", "seen")
-
-    def __init__(self, at: float, seen: SeenModelCall) -> None:
-        self.at = at
-        self.seen = seen
-
-
-Event = QuestionReport | ExchangeReport | FlowReport | Called | Refused
+Event = QuestionReport | ExchangeReport | FlowReport | SeenModelCall | Refused
+"""Of a model call `at` is time.perf_counter() of its request, here."""
 
 
 class Story:
@@ -159,7 +150,7 @@ class Story:
         self.last_at = 0.0
         self.size = STORY_BYTES
         self.events: Kept[Event] = Kept(FIRST, LATEST)
-        self.model_calls: Kept[Called] = Kept(CALLS, CALLS)
+        self.model_calls: Kept[SeenModelCall] = Kept(CALLS, CALLS)
         self.refusals: Kept[Refused] = Kept(REFUSALS, REFUSALS)
         self.names: dict[tuple[str, int], Asked] = {}
         self.names_dropped = 0

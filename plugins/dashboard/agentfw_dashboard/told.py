@@ -21,7 +21,7 @@ from agentfw.views import OpenedFile as Opened
 from msgspec.structs import replace
 
 from .rows import how_of
-from .story import Called, Event, Refused, Story, cut
+from .story import Event, Refused, Story, cut
 from .wire import Row
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ def last_words(event: Event | None) -> str:
         return f"asked for {cut(event.name, 100)}"
     if isinstance(event, FlowReport):
         return f"{event.kind} to {event.destination or f'port {event.port}'}"
-    if isinstance(event, Called):
-        return f"model call to {cut(event.seen.model, 100) or event.seen.provider}"
+    if isinstance(event, SeenModelCall):
+        return f"model call to {cut(event.model, 100) or event.provider}"
     return f"denied {cut(event.destination, 100)} by {cut(event.rule, 60)}"
 
 
@@ -170,8 +170,8 @@ def denial(story: Story, refused: Refused) -> Denial:
     )  # fmt: skip
 
 
-def _seen(story: Story, called: Called) -> SeenModelCall:
-    return replace(called.seen, at=called.at - story.base)
+def _seen(story: Story, seen: SeenModelCall) -> SeenModelCall:
+    return replace(seen, at=seen.at - story.base)
 
 
 def _steps(story: Story) -> list[Step]:
@@ -203,7 +203,7 @@ def _steps_of(event: Event, base: float) -> list[Step]:
         return [Step(at=event.began - base, kind="resolve", text=text, seconds=event.seconds, ok=not event.rcode)]
     if isinstance(event, FlowReport):
         return []  # of these the beginning is known by the loop's clock only
-    if isinstance(event, Called):
+    if isinstance(event, SeenModelCall):
         return _call(event, base)
     times = f" ({event.count} times)" if event.count > 1 else ""
     text = f"{event.destination}: {event.rule}{times}" if event.destination else f"{event.rule}{times}"
@@ -229,8 +229,8 @@ def _exchange(event: ExchangeReport, base: float) -> list[Step]:
     return steps
 
 
-def _call(event: Called, base: float) -> list[Step]:
-    seen, at = event.seen, event.at - base
+def _call(seen: SeenModelCall, base: float) -> list[Step]:
+    at = seen.at - base
     tokens = f", {seen.input_tokens} tokens in" if seen.input_tokens is not None else ""
     tokens += f", {seen.output_tokens} out" if seen.output_tokens is not None else ""
     text = f"{seen.model or seen.provider} {seen.operation}{tokens}" + (f": {seen.error}" if seen.error else "")

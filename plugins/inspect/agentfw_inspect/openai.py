@@ -45,8 +45,9 @@ class _Content(msgspec.Struct):
 
     @property
     def size(self) -> int:
-        if self.content and size(self.content):
-            return size(self.content)
+        found = size(self.content)
+        if found:
+            return found
         reasoning = self.reasoning_content or self.reasoning
         parts = (self.refusal, reasoning, self.tool_calls, self.function_call, self.audio)
         return sum(size(part) for part in parts if part)
@@ -127,9 +128,8 @@ class OpenAI:
             content = choice.delta or choice.message
             if choice.finish_reason:
                 self._finished = True
-            reading.content((0 if content is None else content.size) or size(choice.text))
-        if chunk.output:
-            reading.content(size(chunk.output))
+            reading.content((content is not None and content.size) or size(choice.text))
+        reading.content(size(chunk.output))
         if chunk.usage is not None:
             self._add(chunk.usage, reading)
         error = chunk.error
