@@ -287,6 +287,32 @@ async def test_a_failing_source_is_told_and_no_end() -> None:
 
 
 @async_test
+async def test_a_source_that_breaks_is_told_to_who_comes_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose stream has begun: there is no status to be told by."""
+    monkeypatch.setattr(shared, "FRESH", -1.0)
+
+    class Breaks(FakeObservatory):
+        broken = False
+
+        async def agents(self, since: int) -> AgentTable:
+            if self.broken:
+                raise RuntimeError("a secret")
+            return await super().agents(since)
+
+    fake = Breaks(5)
+    async with served(fake, files=PAGE, period=0.05) as found:
+        first, late = found.server.events.view(), found.server.events.view()
+        assert [b"retry" in await anext(first), b"agents" in await anext(first)] == [True, True]
+        fake.broken = True
+        assert b"retry" in await anext(late)
+        assert await anext(late) == b'event: trouble\ndata: {"message":"an internal error: RuntimeError"}\n\n'
+        fake.broken = False
+        assert b'"whole":true' in await anext(late)
+        for view in (late, first):
+            await view.aclose()
+
+
+@async_test
 async def test_closing_does_not_wait_for_viewers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web_server, "GRACE", 30.0)  # it would be seen
     async with served(files=PAGE) as found:

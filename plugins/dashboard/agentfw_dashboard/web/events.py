@@ -157,10 +157,9 @@ class Events:
                 self._since = table.since
             except PoolError as error:
                 self._add_trouble(error)
-            except Exception as error:  # the source's
-                log.exception("what is shown cannot be collected")
-                text = f"an internal error: {type(error).__name__}"
-                self._add_trouble(PoolError("internal", text))
+            except Exception as error:  # ours
+                log.exception("what is shown cannot be told")
+                self._add_trouble(PoolError("internal", f"an internal error: {type(error).__name__}"))
             await asyncio.sleep(max(begun + self._period - loop.time(), self._period / 4))
 
     def _add_trouble(self, error: PoolError) -> None:

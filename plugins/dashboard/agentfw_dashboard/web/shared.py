@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,6 +23,9 @@ AT_ONCE = 8
 MAX_WAITING = 256
 LONGEST_ACCEPT = 256
 """Characters of an `Accept` field that tell two questions apart."""
+
+
+log = logging.getLogger("agentfw.dashboard")
 
 
 class Source(Protocol):
@@ -163,6 +167,11 @@ class Shared:
                 return await ask()
         except TimeoutError:
             raise PoolError("unavailable", f"the pool did not answer within {COLLECT_SECONDS:g} s") from None
+        except PoolError:
+            raise
+        except Exception as error:  # the source's: whoever watches already cannot be told by a status any more
+            log.exception("what is shown cannot be collected")
+            raise PoolError("internal", f"an internal error: {type(error).__name__}", "see the pool's log") from None
 
     @staticmethod
     def _ended(kept: _Kept, task: asyncio.Task[Answer | None]) -> None:
