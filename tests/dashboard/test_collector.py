@@ -182,7 +182,7 @@ def test_what_a_story_is_thought_to_take_is_about_what_it_takes() -> None:
         tracemalloc.start()
         try:
             before = tracemalloc.get_traced_memory()[0]
-            for number in range(20):
+            for number in range(6):
                 work(collector, agent(number))
             gc.collect()
             taken = tracemalloc.get_traced_memory()[0] - before
@@ -225,8 +225,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 @pytest.mark.timeout(120)
-def test_a_million_events_of_one_agent_take_no_memory() -> None:
-    done = subprocess.run([sys.executable, "-c", HOSTILE, "1000000"], capture_output=True, text=True, timeout=110, check=False)
+def test_many_events_of_one_agent_take_no_memory() -> None:
+    """Sixteen bytes kept of each would be seen."""
+    done = subprocess.run([sys.executable, "-c", HOSTILE, "300000"], capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 4096, f"{done.stdout} KiB more"
 
