@@ -414,3 +414,58 @@ async def test_no_directory_no_start(tmp_path: Path) -> None:
         plugin.reconfigure(Config(str(tmp_path), labels={"team": "red"}))()
         await runtime.admit(make_agent("red", team="red"))
     assert load(tmp_path / "red.har")["entries"] == []
+
+
+@async_test
+async def test_many_at_once_go_to_the_thread_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker with its hands full left out three exchanges in four, each of which waited for a thread's turn."""
+    go_on, plugin = threading.Event(), Plugin(Config(str(tmp_path)))
+    handed: list[object] = []
+    async with running(plugin, FakeServer(server)) as runtime:
+        thread = plugin._thread
+        assert thread is not None
+        submit = thread.submit
+
+        def counted(function: Any, *args: Any) -> Any:
+            handed.append(function)
+            return submit(function, *args)
+
+        monkeypatch.setattr(thread, "submit", counted)
+        submit(go_on.wait, 20)
+        agent = captured()
+        await runtime.admit(agent)
+        for number in range(120):
+            await fetch(runtime, f"https://x.example/{number}", agent=agent)
+        go_on.set()
+        runtime.agent_exited(agent, ExitReport("code"))
+    assert plugin.statistics()["exchanges"] == 120 and len(handed) <= 6
+    entries = load(tmp_path / "a.har")["entries"]
+    assert [entry["request"]["url"] for entry in entries] == [f"https://x.example/{number}" for number in range(120)]
+
+
+@pytest.mark.parametrize("large", [False, True])
+@async_test
+async def test_all_texts_are_masked_whatever_bodies_there_are(tmp_path: Path, large: bool) -> None:
+    class Masks:
+        name = "masks"
+
+        @hookimpl
+        def redact(self, text: bytes) -> bytes | None:
+            return text.replace(b"hush", b"****")
+
+    def answer(request: Request) -> Response:
+        return Response(200, {"x-hush": "hush"}, b"hush" * (10_000 if large else 1))
+
+    plugin = Plugin(Config(str(tmp_path)))
+    agent = Agent("a", "named hush", {}, capture=True)
+    async with running(plugin, Masks(), FakeServer(answer)) as runtime:
+        await runtime.admit(agent)
+        await fetch(
+            runtime, "https://x.example/hush?hush=hush", method="POST", headers={"x-b": "hush"}, body=b"a hush", agent=agent
+        )
+        runtime.agent_exited(agent, ExitReport("code"))
+    log = load(tmp_path / "a.har")
+    (entry,) = log["entries"]
+    assert "hush" not in (tmp_path / "a.har").read_text() and log["pages"][0]["title"] == "named ****"
+    assert entry["request"]["postData"]["text"] == "a ****" and entry["request"]["url"].endswith("/****?****=****")
+    assert entry["response"]["content"]["text"] == "****" * (10_000 if large else 1)

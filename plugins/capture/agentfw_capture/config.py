@@ -17,12 +17,12 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     labels: dict[str, str] = {}
     """Agents with all of these are captured though they did not ask. Empty: none is."""
     body_bytes: int = 65536
-    """Of each body; the rest is left out, and counted."""
+    """Of each body, at most 1 MiB; the rest is left out, and counted."""
     max_bytes: int = 64 << 20
     """Of a file; exchanges that come after it is full are counted only."""
 
     def __post_init__(self) -> None:
-        for name, least, most in (("body_bytes", 0, 16 << 20), ("max_bytes", 65536, 1 << 30)):
+        for name, least, most in (("body_bytes", 0, 1 << 20), ("max_bytes", 65536, 1 << 30)):
             if not least <= getattr(self, name) <= most:
                 raise ConfigError(name, f"must be from {least} to {most}")
         for name in ("directory", "file"):

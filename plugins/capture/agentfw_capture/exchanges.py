@@ -15,6 +15,9 @@ from . import har, masks
 MARGIN = 20_000
 """Bytes of a body that are kept beyond what is shown, so that a secret that is cut there is seen whole, and masked."""
 
+LARGE = 8192
+"""Characters of both bodies."""
+
 
 class Body:
     """The beginning of one, as it streams."""
@@ -58,11 +61,24 @@ class Exchange:
 
 def encoded(exchange: Exchange, most: int, redact: Callable[[bytes], bytes]) -> bytes:
     """The entry as it is written. `redact` raises what the hook raises; ValueError if what it masked was not within one text."""
-    data = har.encode(entry(exchange, most, redact))
+    made = entry(exchange, most, redact)
+    post, content = made.request.postData, made.response.content
+    bodies = (post.text if post is not None else ""), content.text
+    large = len(bodies[0]) + len(bodies[1] or "") > LARGE
+    if large:  # PERF: they are masked; to look through a large one again costs more than to put it aside
+        content.text = None
+        if post is not None:
+            post.text = ""
+    data = har.encode(made)
     masked = redact(data)  # PERF: all texts at once
     if masked != data:
-        msgspec.json.decode(masked, type=har.Entry)
-    return masked
+        made = msgspec.json.decode(masked, type=har.Entry)
+    if not large:
+        return masked
+    made.response.content.text = bodies[1]
+    if made.request.postData is not None:
+        made.request.postData.text = bodies[0]
+    return har.encode(made)
 
 
 def entry(exchange: Exchange, most: int, redact: Callable[[bytes], bytes]) -> har.Entry:

@@ -31,6 +31,8 @@ MAX_OPEN = 1024
 """Exchanges that are going on, of all agents."""
 MAX_HELD = 64 << 20
 """Bytes of bodies in memory, of exchanges that are going on or wait for their file."""
+BATCH = 64
+"""Exchanges that are written at a time: to hand each to the thread by itself takes longer than to write it."""
 STOP_SECONDS = 5.0
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
@@ -41,10 +43,11 @@ log = logging.getLogger("agentfw.capture")
 class _Capture:
     """Of one agent."""
 
-    __slots__ = ("agent", "began", "ended", "file", "left_out", "waiting")
+    __slots__ = ("agent", "began", "ended", "file", "left_out", "title", "waiting")
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Agent, title: str) -> None:
         self.agent = agent
+        self.title = title
         self.began = time.time()
         self.file: HarFile | None = None
         self.left_out = 0
@@ -171,7 +174,14 @@ class Plugin:
             log.warning("%s is not captured: %d others are", agent.name, MAX_AGENTS)
             return
         self._counters["agents"] += 1
-        self._captures[agent.id] = _Capture(agent)
+        self._captures[agent.id] = _Capture(agent, self._title(agent))
+
+    def _title(self, agent: Agent) -> str:
+        title = shown(agent.name, 128)
+        try:
+            return title if self._runtime is None else self._runtime.plugins.redact(title.encode()).decode("utf-8", "replace")
+        except AgentfwError:
+            return "(hidden)"
 
     @hookimpl
     def exit(self, agent: Agent, report: ExitReport) -> None:
@@ -250,56 +260,70 @@ class Plugin:
     # -- files
 
     async def _work(self) -> None:
-        """One after the other, other agents' turns in between."""
+        """Some at a time to the thread, other agents' turns in between."""
         while True:
             while self._done:
-                capture, exchange = self._done[0]
+                batch = [self._done.popleft() for _ in range(min(BATCH, len(self._done)))]
                 try:
-                    await self._write(capture, exchange)
-                except (AgentfwError, OSError) as error:
-                    self._failed(capture, error)
-                except Exception as error:
-                    log.exception("an exchange of %s is not captured", capture.agent.name)
-                    self._failed(capture, error)
+                    await self._write(batch)
                 finally:
-                    self._done.popleft()
-                    if exchange is not None:
-                        self._held -= exchange.held
-                        capture.waiting -= 1
-                await asyncio.sleep(0)
+                    for capture, exchange in batch:
+                        if exchange is not None:
+                            self._held -= exchange.held
+                            capture.waiting -= 1
             if self._stopping:
                 return
             self._more.clear()
             await self._more.wait()
 
-    def _failed(self, capture: _Capture, error: Exception) -> None:
-        self._left_out(capture)
+    async def _write(self, batch: list[tuple[_Capture, Exchange | None]]) -> None:
+        assert self._runtime is not None and self._thread is not None
+        made: list[tuple[_Capture, bytes]] = []
+        """b"": it has ended."""
+        for capture, exchange in batch:
+            try:
+                data = b"" if exchange is None else encoded(exchange, self._config.body_bytes, self._runtime.plugins.redact)
+            except Exception as error:
+                self._failed(capture, error)
+            else:
+                made.append((capture, data))
+            await asyncio.sleep(0)
+        told = await self._runtime.loop.run_in_executor(self._thread, self._put, made)
+        for (capture, data), (failure, known) in zip(made, told, strict=True):
+            if failure is not None:
+                self._failed(capture, failure, known)
+            elif data:
+                self._counters["exchanges"] += 1
+
+    def _put(self, made: list[tuple[_Capture, bytes]]) -> list[tuple[Exception | None, bool]]:
+        """In the thread. What became of each, and whether the file knows that it lacks it."""
+        told: list[tuple[Exception | None, bool]] = []
+        for capture, data in made:
+            file = None
+            try:
+                file = self._opened(capture)  # also of one that said nothing: that is known, too
+                if data:
+                    file.append(data)
+                else:
+                    file.left_out += capture.left_out
+                    if file is not self._shared:
+                        file.close()
+            except Exception as error:
+                told.append((error, file is not None))
+            else:
+                told.append((None, True))
+        return told
+
+    def _failed(self, capture: _Capture, error: Exception, known: bool = False) -> None:
+        """`known`: its file has counted it."""
+        capture.left_out += not known
+        self._counters["left_out"] += 1
         self._counters["failures"] += 1
-        if self._counters["failures"] == 1:
+        if not isinstance(error, (AgentfwError, OSError)):
+            log.error("an exchange of %s is not captured", capture.agent.name, exc_info=error)
+        elif self._counters["failures"] == 1:
             text = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
             log.error("%s cannot be captured: %s", capture.agent.name, shown(text))
-
-    async def _write(self, capture: _Capture, exchange: Exchange | None) -> None:
-        assert self._runtime is not None and self._thread is not None
-        loop = self._runtime.loop
-        if exchange is None:
-            file = capture.file
-            if file is None:  # it said nothing: that is known, too
-                file = await loop.run_in_executor(self._thread, self._opened, capture)
-            file.left_out += capture.left_out
-            if file is not self._shared:
-                await loop.run_in_executor(self._thread, file.close)
-            return
-        made = encoded(exchange, self._config.body_bytes, self._runtime.plugins.redact)
-        file = await loop.run_in_executor(self._thread, self._appended, capture, made)
-        capture.file = file
-        self._counters["exchanges"] += 1
-
-    def _appended(self, capture: _Capture, made: bytes) -> HarFile:
-        """In the thread."""
-        file = self._opened(capture)
-        file.append(made)
-        return file
 
     def _opened(self, capture: _Capture) -> HarFile:
         """In the thread."""
@@ -310,9 +334,7 @@ class Plugin:
             if not _ID.match(name):
                 raise OSError(0, "no name for a file")
             file = capture.file = _new_file(self._place(self._config), name, self._config.max_bytes)
-        page = har.Page(
-            startedDateTime=har.moment(capture.began), id=capture.agent.id, title=shown(capture.agent.name, 128), pageTimings={}
-        )
+        page = har.Page(startedDateTime=har.moment(capture.began), id=capture.agent.id, title=capture.title, pageTimings={})
         file.page(page)
         return file
 
