@@ -98,7 +98,7 @@ def test_a_table_has_a_line_each_and_nothing_that_steers(log: Path, capfdbinary:
     assert all(line.isprintable() for line in lines) and "\\x1b]0;owned" in out
     assert "allowed https://api.example:443 by policy.allow: api.example (agentfw.toml:2)" in lines[1]
     assert "POST https://api.example:443/v1 -> 200 7 up 9 down 0.5 s" in lines[2]
-    assert "DENIED dns://bad.example:53 (3 times) by policy.default: deny" in lines[3]
+    assert "DENIED dns://bad.example:53 (3 times) by policy.default: deny: \\x1b]0;" in lines[3]
     assert "openai" in lines[5] and "7 in" in lines[5] and "0.25 USD" in lines[5]
     assert "ended j1 code 3" in lines[6] and "stopping by uid 7 pid 8" in lines[7] and "code 3 after 1.5 s" in lines[8]
     assert "reason=80 % left=3" in lines[9]
@@ -130,6 +130,9 @@ def test_counting(log: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     assert status == 0 and [line.split()[0] for line in out.splitlines()] == ["COUNT", "6", "4", "1"] and out.isascii()
     _, out, _ = run(capfdbinary, "query", "--file", log, "--by", "agent", "--format", "csv")
     assert out.splitlines()[:2] == ["agent,count", "a,6"]
+    status, out, err = run(capfdbinary, "query", "--file", log, "--by", "evnt\x1b", "--by", "event", "--event", "exit")
+    assert (status, err) == (0, "note: none of these lines has `evnt\\x1b`\n")
+    assert out.splitlines()[1].split() == ["1", "-", "exit"]
 
 
 def test_counting_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

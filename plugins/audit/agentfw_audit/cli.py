@@ -17,6 +17,7 @@ from agentfw import ConfigError
 from agentfw.cli.options import RunError
 from agentfw.cli.output import say
 from agentfw.config import load_config
+from agentfw.texts import shown as shown_text
 
 from .choosing import Chooser, decode, fields, moment
 from .config import Config
@@ -167,6 +168,8 @@ def query(
             for _, line in found:
                 counts.add(line)
             out.write(counts.text(format_, limit))
+            for name in counts.nowhere():
+                say(f"note: none of these lines has `{shown_text(name, 64)}`")
         else:
             out.begin()
             out.put(found if limit is None else deque(found, limit))

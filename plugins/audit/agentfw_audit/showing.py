@@ -125,18 +125,23 @@ def _get(found: Mapping[str, Any], name: str, form: str = "{}") -> str:
     return "" if value is None or value == "" else form.format(_plain(value))
 
 
+def _why(found: Mapping[str, Any]) -> str:
+    """The rule, and what it says: "by RULE: REASON"."""
+    return ": ".join(part for part in (_get(found, "rule", "by {}"), _get(found, "reason")) if part)
+
+
 def _decision(found: Mapping[str, Any]) -> tuple[str, ...]:
     count = found.get("count", 1)
     return (
         "allowed" if found.get("allowed") else "DENIED",
         *(_get(found, name) for name in ("destination", "address", "method", "target")),
-        f"({count} times)" if count != 1 else "", _get(found, "rule", "by {}"), _get(found, "reason", ": {}"),
+        f"({count} times)" if count != 1 else "", _why(found),
     )  # fmt: skip
 
 
 def _refused(found: Mapping[str, Any]) -> tuple[str, ...]:
     names = ("destination", "method", "target")
-    return (*(_get(found, name) for name in names), _get(found, "rule", "by {}"), _get(found, "reason", ": {}"))
+    return (*(_get(found, name) for name in names), _why(found))
 
 
 def _exchange(found: Mapping[str, Any]) -> tuple[str, ...]:
@@ -218,6 +223,10 @@ class Counts:
             values = (OTHERS,) * len(self.names)
         count = found.get("count", 1)
         self.found[values] += count if isinstance(count, int) and count > 0 else 1
+
+    def nowhere(self) -> list[str]:
+        """Fields that no line had, where there were lines."""
+        return [name for k, name in enumerate(self.names) if self.found and not any(values[k] for values in self.found)]
 
     def text(self, format_: str, limit: int | None) -> bytes:
         """Most first."""
