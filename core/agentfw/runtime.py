@@ -209,7 +209,7 @@ class Runtime:
         return None if look is None else await look()
 
     def glance(self, agent_id: str) -> VmReport | None:
-        """The counters of an agent's VM, with an empty `sight`. None: it does not run, or is a pool's (whose router tells)."""
+        """The counters of an agent's VM, with an empty `sight`. None: it does not run."""
         glance = self._glancers.get(agent_id)
         return None if glance is None else glance()
 

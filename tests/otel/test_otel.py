@@ -325,6 +325,7 @@ async def test_nobody_listens(caplog: pytest.LogCaptureFixture) -> None:
         await lived(runtime, make_agent("a"))
     assert plugin.statistics()["failed"] == 1
     assert [record.name for record in caplog.records if record.levelno >= logging.WARNING] == ["agentfw.otel"]
+    assert "by 127.0.0.1:1: " in caplog.text, "which of this machine's collectors"
 
 
 @async_test

@@ -180,7 +180,7 @@ class Run:
         loop, runtime = self._loop, self._around.runtime
         self._began = time.perf_counter()  # a loop's clock may count milliseconds only
         runtime.can_stop(self.agent, lambda reason: self.end("killed", reason))
-        runtime.can_look(self.agent, self.look)
+        runtime.can_look(self.agent, self.look, self.glance)
         feeding: asyncio.Task[None] | None = None
         timer: asyncio.TimerHandle | None = None
         try:
@@ -387,11 +387,15 @@ class Run:
 
     def usage(self) -> Usage | None:
         """So far; None: it does not run."""
+        report = self.glance()
+        return None if report is None else self._used(time.perf_counter() - self._began, report)
+
+    def glance(self) -> VmReport | None:
+        """Its VM's counters alone, which are there to be read; None: it does not run."""
         vm = self._vm
         if vm is None or not self.running:
             return None
-        report = self._of_vm(vm, vm.cell.native.statistics(vm.number), NOTHING)
-        return self._used(time.perf_counter() - self._began, report)
+        return self._of_vm(vm, vm.cell.native.statistics(vm.number), NOTHING)
 
     async def look(self) -> VmReport | None:
         """What its VM did so far; None: it does not run."""

@@ -396,7 +396,7 @@ class Collector:
         )  # fmt: skip
 
     def _glance(self) -> dict[Story, VmReport]:
-        """How the VMs of those stand that are nobody's jobs (of jobs the router knows). Rows that it changes are told."""
+        """How the VMs of those stand that run. Rows that it changes are told."""
         vms: dict[Story, VmReport] = {}
         if self.runtime is None:
             return vms

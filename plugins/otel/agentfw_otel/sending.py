@@ -146,7 +146,7 @@ class Sending:
             )
         except ValueError as error:  # of a variable of OpenTelemetry's
             raise ConfigError("endpoint", f"OpenTelemetry refuses it: {error}") from None
-        place = urlsplit(str(inner._endpoint)).hostname or "the collector"
+        place = urlsplit(str(inner._endpoint)).netloc.rpartition("@")[2] or "the collector"
         self.exporter = _Exporter(inner, self._source, session, place)
         self._batches: BatchSpanProcessor | None = None
 
