@@ -215,6 +215,18 @@ def test_nobody_of_ours_puts_a_file_away_amid_a_write(tmp_path: Path, monkeypatc
     other.close()
 
 
+def test_who_was_killed_amid_a_line_spoils_no_other(tmp_path: Path) -> None:
+    """Another process that writes the same file, or the one before."""
+    (tmp_path / "a").write_bytes(b'{"n": 0}\n{"n"')
+    file = LogFile(tmp_path / "a", 1 << 20, 1, "no")
+    file.write([b'{"n": 1}'])
+    with (tmp_path / "a").open("ab") as other:
+        other.write(b'{"n": 2}\n{"n')
+    file.write([b'{"n": 3}', b'{"n": 4}'])
+    file.close()
+    assert (tmp_path / "a").read_bytes() == b'{"n": 0}\n{"n"\n{"n": 1}\n{"n": 2}\n{"n\n{"n": 3}\n{"n": 4}\n'
+
+
 def test_a_file_that_another_program_put_away_is_begun_anew(tmp_path: Path) -> None:
     file = LogFile(tmp_path / "a", 1 << 20, 1, "no")
     file.write([b"{}"])

@@ -41,11 +41,10 @@ class LogFile:
         self.rotations = 0
         self.done = 0
         """Lines of the last `write()` that are in the file."""
-        self._torn = False
         self._descriptor = self._open()
 
     def _open(self) -> int:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
         descriptor = os.open(self.path, flags, MODE)
         try:
             found = os.fstat(descriptor)
@@ -78,30 +77,30 @@ class LogFile:
             os.fsync(self._descriptor)
 
     def _append(self, data: bytes) -> None:
-        self._hold()
-        begun = int(self._torn)
-        if self._torn:
-            data = b"\n" + data
-        done = 0
+        torn, done = False, 0
         try:
+            torn = self._hold()
+            if torn:
+                data = b"\n" + data
             while done < len(data):
                 done += os.write(self._descriptor, memoryview(data)[done:])
         except OSError:
-            self.done += data.count(b"\n", begun, done)
+            self.done += data.count(b"\n", torn, done)
             raise
         finally:
-            if done:
-                self._torn = data[done - 1] != 10
             with contextlib.suppress(OSError):
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
-    def _hold(self) -> None:
-        """Until this is written nobody of ours puts the file away: who follows the log has read it to its end then."""
+    def _hold(self) -> bool:
+        """Until this is written nobody of ours puts the file away: who follows the log has read it to its end then. -> whether it
+        ends amid a line, of whoever was killed or found no room."""
         for _ in range(TRIES):
             with contextlib.suppress(OSError):  # file systems without
-                fcntl.flock(self._descriptor, fcntl.LOCK_SH)
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX)
             if not self._follow():
-                return
+                break
+        size = os.fstat(self._descriptor).st_size
+        return size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
 
     def _follow(self) -> bool:
         """Whether somebody else has put the file away, or removed it: go on with the one that has its name."""
@@ -111,7 +110,6 @@ class LogFile:
         descriptor = self._open()
         os.close(self._descriptor)
         self._descriptor = descriptor
-        self._torn = False
         return True
 
     def _named(self) -> tuple[int, int] | None:
@@ -141,7 +139,6 @@ class LogFile:
                         self.path.unlink()
                 self.rotations += 1
             self._descriptor = self._open()
-            self._torn = False
         finally:
             if self._descriptor != full:
                 os.close(full)
