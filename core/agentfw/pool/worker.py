@@ -14,9 +14,12 @@ import socket
 import sys
 
 from ..descriptors import more_descriptors, no_core_dumps
-from ..log_lines import OneLine
+from ..log_lines import OneLine, Sparing
 
 _PR_SET_PDEATHSIG = 1
+LINES = 20.0
+"""Lines of the log that agents' traffic may cause in a second, in the long run: who is refused must not fill the operator's disk."""
+LINES_AT_ONCE = 1000
 
 
 def die_with_parent() -> None:
@@ -52,6 +55,7 @@ def main() -> None:
     sock.set_inheritable(False)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter())
+    handler.addFilter(Sparing("agentfw.relay", LINES, LINES_AT_ONCE))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     more_descriptors()
     no_core_dumps()
