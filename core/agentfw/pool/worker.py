@@ -18,7 +18,7 @@ from ..log_lines import OneLine, Sparing
 
 _PR_SET_PDEATHSIG = 1
 LINES = 20.0
-"""Lines of the log that agents' traffic may cause in a second, in the long run: who is refused must not fill the operator's disk."""
+"""Lines of the log that agents may cause in a second, in the long run: who is refused must not fill the operator's disk."""
 LINES_AT_ONCE = 1000
 
 
