@@ -315,13 +315,11 @@ class Plugin:
         """`limited`: the agent whose share it takes of; "": it is written in any case."""
         if self._writer is None or self._plugins is None:
             return
-        if self._plugins.implemented("redact"):
-            line = self._redacted(line)
         if limited:
             rate, burst = self._config.agent_bytes_per_second, self._config.agent_burst
             if not self._shares.admit(limited, name, len(line), rate, burst, time.monotonic()):
                 return
-        self._writer.put(line)
+        self._writer.put(self._redacted(line) if self._plugins.implemented("redact") else line)
 
     def _redacted(self, line: bytes) -> bytes:
         """Without secrets: names, paths and labels are anybody's words. Of one that cannot be looked into is told that it was."""
