@@ -223,6 +223,37 @@ def test_following_one_that_is_not_there_yet(tmp_path: Path) -> None:
     follower.close()
 
 
+def test_following_while_files_are_given_other_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at one name and the next: one file was read by both."""
+    path, real = tmp_path / "a", reading._open
+    write(path, line(0))
+    follower = following(path, Unread())
+
+    def put_away() -> None:
+        for number in (2, 1):
+            if (tmp_path / f"a.{number}").exists():
+                (tmp_path / f"a.{number}").rename(tmp_path / f"a.{number + 1}")
+        path.rename(tmp_path / "a.1")
+
+    put_away()
+    write(path, line(1))
+    put_away()
+    write(path, line(2))
+    left = [1]
+
+    def late(path: Path, *, active: bool) -> reading.Part:
+        part = real(path, active=active)
+        if left and active:
+            left.pop()
+            put_away()
+            write(path, line(3))
+        return part
+
+    monkeypatch.setattr(reading, "_open", late)
+    assert [*numbers(follower.lines()), *numbers(follower.lines())] == [1, 2, 3] and not left
+    follower.close()
+
+
 def test_following_a_log_that_two_write_and_put_away(tmp_path: Path) -> None:
     """Nothing is lost and nothing comes twice, whatever the writers do meanwhile."""
     path, unread = tmp_path / "a", Unread()

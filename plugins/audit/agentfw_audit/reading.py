@@ -19,6 +19,7 @@ PIECE = 1 << 20
 MAX_LINE = 1 << 20
 """Bytes; longer ones are none of ours, and are left out as they are read."""
 MAX_FILES = 4096
+TRIES = 5
 
 _NUMBERED = re.compile(r"\.([0-9]{1,6})(\.gz)?\Z")
 _DATED = re.compile(r"[-.]([0-9]{8,14}(?:-[0-9]+)?)(\.gz)?\Z")
@@ -285,24 +286,12 @@ class Follower:
 
     def _newer(self) -> Iterator[bytes]:
         """What has come after the file that was read, if that has another name now."""
-        newer: list[Part] = []
         before = self._part.identity if self._part is not None else None
+        there = _identity(self._path)
+        if there is None or there == before:  # None: between two, it comes in a moment
+            return
+        newer = self._opened(before)
         try:
-            for path in (self._path, *(found for found in _put_away(self._path) if found.suffix != ".gz")):
-                try:
-                    part = _open(path, active=path == self._path)
-                except FileNotFoundError:
-                    if path == self._path:
-                        return  # between two: it comes in a moment
-                    continue
-                if part.identity == before:
-                    part.file.close()
-                    break
-                newer.append(part)
-                if before is None:  # it was not there: what was put away before is not wanted
-                    break
-            else:
-                del newer[1:]  # ours is gone, and nobody knows how much more is
             while newer:
                 part = newer.pop()
                 if self._part is not None:
@@ -317,7 +306,43 @@ class Follower:
             for part in newer:
                 part.file.close()
 
+    def _opened(self, before: tuple[int, int] | None) -> list[Part]:
+        """The files after that one, the newest first. None, if they are given other names meanwhile, again and again: what is
+        newer is told the next time."""
+        for _ in range(TRIES):
+            newer: list[Part] = []
+            names = self._names()
+            for path, identity in names.items():
+                if identity == before:
+                    break
+                with contextlib.suppress(FileNotFoundError):
+                    newer.append(_open(path, active=path == self._path))
+                if before is None:  # it was not there: what was put away before is not wanted
+                    break
+            else:
+                for part in newer[1:]:  # ours is gone, and nobody knows how much more is
+                    part.file.close()
+                del newer[1:]
+            if names == self._names():
+                return newer
+            for part in newer:
+                part.file.close()
+        return []
+
+    def _names(self) -> dict[Path, tuple[int, int]]:
+        paths = [self._path, *(found for found in _put_away(self._path) if found.suffix != ".gz")]
+        return {path: identity for path in paths if (identity := _identity(path)) is not None}
+
     def close(self) -> None:
         if self._part is not None:
             self._part.file.close()
             self._part = None
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file has this name."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino

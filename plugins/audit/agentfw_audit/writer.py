@@ -216,10 +216,11 @@ class Writer:
                 if not self._ended and self._size < BATCH:
                     self._some.wait_for(lambda: self._ended or self._size >= BATCH, GATHER)
                 lines, missing = self._take()
+                last = self._ended
                 if not lines and not missing:  # another file gets nothing that happened before
                     other, self._next = self._next, None
             if lines or missing:
-                self._put(lines, missing)
+                self._put(lines, missing, last)
             elif other is not None:
                 self._file.close()
                 self._file = other
@@ -239,7 +240,8 @@ class Writer:
             missing, self._missing = self._missing, 0
         return lines, missing
 
-    def _put(self, lines: list[bytes], missing: int) -> None:
+    def _put(self, lines: list[bytes], missing: int, last: bool) -> None:
+        """`last`: it had ended before."""
         if missing:
             note = msgspec.json.encode({"time": time.time(), "event": "dropped", "lines": missing})
             lines = [*lines, note]
@@ -259,16 +261,15 @@ class Writer:
             if not self._complained:
                 self._complained = True
                 log.error("cannot write the audit log %s: %s", self._file.path, error.strerror or error)
-            self._wait_after_failure()
+            self._wait_after_failure(last)
         else:
             self._complained = False
             self.written += len(lines) - (1 if missing else 0)
         self.rotations = self._file.rotations
 
-    def _wait_after_failure(self) -> None:
+    def _wait_after_failure(self, last: bool) -> None:
         """A full disk is not asked again at once, and at the end once. Another file gets what this one did not take."""
         with self._some:
-            last = self._ended
             self._some.wait_for(lambda: self._ended or self._next is not None, AGAIN)
             other, self._next = self._next, None
             if last and other is None:
