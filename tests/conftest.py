@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import shutil
 import subprocess
@@ -102,6 +103,15 @@ def no_thread_spins() -> Iterator[None]:
 
 
 Agentfw = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(autouse=True)
+def log_level_as_before() -> Iterator[None]:
+    """Commands that run in this process set it for all that come after them."""
+    log = logging.getLogger("agentfw")
+    level = log.level
+    yield
+    log.setLevel(level)
 
 
 @pytest.fixture(scope="session")

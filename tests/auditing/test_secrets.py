@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import urllib.parse
 from pathlib import Path
 from typing import Any
@@ -131,3 +132,26 @@ async def test_what_cannot_be_looked_into_is_not_written(tmp_path: Path) -> None
         ("dropped", "what must not be written stood across its fields"),
         ("fourth", ""),
     ]
+
+
+@pytest.mark.parametrize("mask", [rb"hidden", rb'[^,]+"}\n{"time":[0-9.]+'], ids=["in a line", "across two lines"])
+@async_test
+async def test_lines_are_looked_into_many_at_once_and_stay_lines(tmp_path: Path, mask: bytes) -> None:
+    class Masks:
+        name = "masks"
+        looks = 0
+
+        @hookimpl
+        def redact(self, text: bytes) -> bytes | None:
+            self.looks += 1
+            return re.sub(mask, lambda found: b"*" * len(found[0]), text)
+
+    path, masks = tmp_path / "a", Masks()
+    async with running(masks, Plugin(Config(str(path)))) as runtime:
+        for number in range(1000):
+            runtime.audit(AuditEvent.about("denied", reason="hidden" if number == 500 else f"seen {number}"))
+    told = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["event"] for line in told] == ["denied"] * 1000
+    if mask == b"hidden":
+        assert [line["reason"] for line in told] == ["******" if number == 500 else f"seen {number}" for number in range(1000)]
+        assert masks.looks <= 1000 // 256 + 2 + 1, "the one that is masked is looked into once more"
