@@ -19,6 +19,7 @@ import msgspec
 from aiohttp import web
 
 from ..metrics import expose
+from .answers import error_answer, refusal
 from .backend import Backend
 from .diary import Diary, caller
 from .guard import HEADERS, Connection, Listener, bind_tcp
@@ -30,7 +31,6 @@ from .wire import (
     HEARTBEAT,
     MAX_BODY,
     PIECE,
-    STATUS,
     Drained,
     ErrorBody,
     ForkRequest,
@@ -138,17 +138,17 @@ class ApiServer:
             caller.set(connection.who)  # for this request: the next one of the connection sets it anew
             response = await handler(request)
         except web.HTTPException as error:
-            response = _refusal(request, error)
+            response = refusal(request, error, "see GET /v1/openapi.json")
         except PoolError as error:
-            response = _error(error)
+            response = error_answer(error)
         except TimeoutError:
-            response = _error(PoolError("timeout", f"the body did not come within {BODY_SECONDS:.0f} s"))
+            response = error_answer(PoolError("timeout", f"the body did not come within {BODY_SECONDS:.0f} s"))
             response.force_close()
         except (ConnectionError, asyncio.CancelledError):
             raise
         except Exception as error:  # ours, or the backend's
             log.exception("%s %s failed", request.method, request.path)
-            response = _error(PoolError("internal", f"an internal error: {type(error).__name__}", "see the pool's log"))
+            response = error_answer(PoolError("internal", f"an internal error: {type(error).__name__}", "see the pool's log"))
         if not response.prepared:
             response.headers.update(HEADERS)
         return response
@@ -424,25 +424,3 @@ def _query(request: web.Request, kind: type[msgspec.Struct] | None) -> msgspec.S
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
         raise PoolError("bad_request", f"the request's parameters: {in_words(error)}", "see docs/reference/api.md") from None
-
-
-def _error(error: PoolError) -> web.Response:
-    status = STATUS.get(error.code, 500)
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {"Retry-After": "1"} if status == 503 else {}
-    body = msgspec.json.encode(ErrorBody.of(error))
-    return web.Response(status=status, body=body, content_type="application/json", headers=headers)
-
-
-def _refusal(request: web.Request, error: web.HTTPException) -> web.Response:
-    """Of aiohttp's own errors those that can come up here."""
-    if error.status == 404:
-        return _error(PoolError("not_found", f"nothing at {request.path}", "see GET /v1/openapi.json"))
-    if error.status == 405:
-        response = _error(PoolError("method_not_allowed", f"not by {request.method}"))
-        response.headers["Allow"] = error.headers.get("Allow", "")
-        return response
-    if error.status == 413:
-        return _error(PoolError("too_large", "the body is too large"))
-    response = _error(PoolError("bad_request", error.reason))
-    response.set_status(error.status)
-    return response

@@ -20,10 +20,9 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping
 from urllib.parse import parse_qs
 
-import msgspec
+from agentfw.pool.answers import error_answer, refusal
 from agentfw.pool.guard import Connection, Listener, bind_tcp
 from agentfw.pool.jobs import PoolError
-from agentfw.pool.wire import STATUS, ErrorBody
 from agentfw.views import OutputTail
 from aiohttp import web
 
@@ -177,17 +176,17 @@ class WebServer:
             self._check(request)
             response = await handler(request)
         except web.HTTPException as error:
-            response = _refusal(error)
+            response = refusal(request, error)
         except PoolError as error:
-            response = _error(error)
+            response = error_answer(error)
         except TimeoutError:
-            response = _error(PoolError("timeout", f"the body did not come within {BODY_SECONDS:.0f} s"))
+            response = error_answer(PoolError("timeout", f"the body did not come within {BODY_SECONDS:.0f} s"))
             response.force_close()
         except (ConnectionError, asyncio.CancelledError):
             raise
         except Exception as error:  # ours, or the source's
             log.exception("%s %s failed", request.method, request.path)
-            response = _error(PoolError("internal", f"an internal error: {type(error).__name__}", "see the pool's log"))
+            response = error_answer(PoolError("internal", f"an internal error: {type(error).__name__}", "see the pool's log"))
         self.refused += response.status in (401, 403)
         if not response.prepared:
             for name, value in HEADERS.items():
@@ -359,25 +358,3 @@ def _file_answer(request: web.Request, file: File) -> web.Response:
     if request.headers.get("If-None-Match") == file.tag:
         return web.Response(status=304, headers=headers)
     return web.Response(body=file.data, headers=headers)
-
-
-def _error(error: PoolError) -> web.Response:
-    status = STATUS.get(error.code, 500)
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {"Retry-After": "1"} if status == 503 else {}
-    body = msgspec.json.encode(ErrorBody.of(error))
-    return web.Response(status=status, body=body, content_type="application/json", headers=headers)
-
-
-def _refusal(error: web.HTTPException) -> web.Response:
-    """Of aiohttp's own errors those that can come up here."""
-    if error.status == 404:
-        return _error(PoolError("not_found", "nothing is there"))
-    if error.status == 405:
-        response = _error(PoolError("method_not_allowed", "not by this method"))
-        response.headers["Allow"] = error.headers.get("Allow", "")
-        return response
-    if error.status == 413:
-        return _error(PoolError("too_large", "the body is too large"))
-    response = _error(PoolError("bad_request", error.reason))
-    response.set_status(error.status)
-    return response
