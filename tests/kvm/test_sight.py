@@ -14,8 +14,8 @@ from agentfw_vmm._lib import lib
 from agentfw_vmm.rules import FileRule, compile_rules
 from agentfw_vmm.syscalls import NUMBERS
 
-from .. import debian
 from ..cell_peer import C, Handler, offset
+from .strace import traced
 
 pytestmark = pytest.mark.kvm
 
@@ -164,17 +164,8 @@ def test_calls_are_counted(program: Path) -> None:
 
 def test_as_many_as_natively(program: Path) -> None:
     """What strace counts in the same program on the host: of the calls that are not the start's or the C library's."""
-    strace = debian.program("strace", "strace")
-    if strace is None:
-        pytest.skip(f"no strace: {debian.MISSING['strace']}")
-    told = program / "told"
-    run = [strace.path, "-f", "-o", str(told), str(program / "guest"), str(program)]
-    tried = subprocess.run(run, env=strace.environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
-    if tried.returncode:
-        debian.MISSING["strace"] = f"it cannot trace here: {tried.stderr.decode(errors='replace').strip()[-200:]}"
-        pytest.skip(f"no strace: {debian.MISSING['strace']}")
     native: dict[str, int] = {}
-    for name in re.findall(r"^\d+ +(\w+)\(", told.read_text(), re.MULTILINE):
+    for name in re.findall(r"^\d+ +(\w+)\(", traced(program, [str(program / "guest"), str(program)]), re.MULTILINE):
         native[name] = native.get(name, 0) + 1
     _, end, _ = booted(program, "/p")
     counts = end.counts()

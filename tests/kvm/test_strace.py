@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Agentfw
+
+from .strace import traced
 
 pytestmark = pytest.mark.kvm
 
@@ -67,7 +67,6 @@ def body(lines: list[str]) -> list[str]:
 
 def test_as_strace_says_it(agentfw: Agentfw, tmp_path: Path) -> None:
     """The same program, natively under the real strace: the same lines."""
-    strace = shutil.which("strace")
     (tmp_path / "agent.py").write_text(AGENT)
     done = agentfw(
         "run", "--no-config", "--plugins", "", "--strace", "--strace-out", "calls", "--strace-calls", NAMES, "agent.py"
@@ -81,14 +80,8 @@ def test_as_strace_says_it(agentfw: Agentfw, tmp_path: Path) -> None:
     assert 'openat(AT_FDCWD, "/tmp/strace-none", O_RDONLY|O_CLOEXEC) = -1 ENOENT (No such file or directory) [host]' in ours
     assert "close(9999) = -1 EBADF (Bad file descriptor) [shim]" in ours
     assert ours.endswith("+++ exited with 7 +++\n")
-    if strace is None:
-        pytest.skip("strace is not installed: not compared with it (apt install strace)")
-    native = tmp_path / "native"
-    command = [strace, "-f", "-o", str(native), "-e", f"trace={NAMES}", sys.executable, "-I", "agent.py"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    if not native.exists() or "ptrace" in ended.stderr:
-        pytest.skip(f"strace cannot trace here: {ended.stderr.strip()[:100]}")
-    theirs = [re.sub(r"^\d+ +", "", line) for line in native.read_text().splitlines()]
+    native = traced(tmp_path, [sys.executable, "-I", "agent.py"], "-e", f"trace={NAMES}")
+    theirs = [re.sub(r"^\d+ +", "", line) for line in native.splitlines()]
     assert body(lines_of(ours)) == body(lines_of("\n".join(theirs)))
 
 
@@ -236,18 +229,11 @@ def test_what_strace_says_of_signals_and_ends(name: str, agentfw: Agentfw, tmp_p
     """Up to three times: on a busy machine a signal may come before the call that it is to interrupt."""
     program, end = PROGRAMS[name]
     (tmp_path / "agent.py").write_text(program)
-    strace = shutil.which("strace")
     for last in (False, False, True):
         agentfw("run", "--no-config", "--plugins", "", "--strace", "--strace-out", "calls", "agent.py")
         ours = (tmp_path / "calls").read_text()
         assert ours.endswith(f"+++ {end} +++\n")
-        if strace is None:
-            pytest.skip("strace is not installed: not compared with it (apt install strace)")
-        command = [strace, "-f", "-o", str(tmp_path / "native"), sys.executable, "-I", "agent.py"]
-        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-        if not (tmp_path / "native").exists() or "ptrace" in ended.stderr:
-            pytest.skip(f"strace cannot trace here: {ended.stderr.strip()[:100]}")
-        theirs = re.sub(r"(?m)^\d+ +", "", (tmp_path / "native").read_text())
+        theirs = re.sub(r"(?m)^\d+ +", "", traced(tmp_path, [sys.executable, "-I", "agent.py"]))
         a, b = comparable(ours), comparable(theirs.replace(" (core dumped)", ""))
         if name == "fault with a handler":  # it writes addresses, and a traceback
             a, b = ([line for line in lines if not line.startswith("write(")] for lines in (a, b))
