@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from agentfw_vmm import OpenedFile, Sight
 from agentfw_vmm.rules import FileRule, compile_rules, parse_pattern, rule_at
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ..cell_peer import C
@@ -131,10 +131,13 @@ def test_bounds_hold_by_bytes_too(make: MakeVfs, tree: Path) -> None:
     assert more == 600 - most
 
 
-PATTERN = st.text(alphabet="ab*?[]!-/.é{", min_size=1, max_size=20)
+PATTERN = st.text(alphabet="ab*?[]!^-/.é{", min_size=1, max_size=20)
+MEMBERS = st.text(alphabet="abcd]!^-", min_size=1, max_size=6)
+SET = st.builds("/{}[{}{}]".format, st.sampled_from(["", "a", "*"]), st.sampled_from(["", "!"]), MEMBERS)
 
 
-@given(st.lists(PATTERN, min_size=1, max_size=6))
+@given(st.lists(PATTERN | SET, min_size=1, max_size=6))
+@example(["/[a!]", "/[-!]", "/[]!a]", "/[a-d^]", "/[!!a]", "/[]-]", "/[-]", "/[!^-]"])
 def test_a_table_says_what_its_rules_were(patterns: list[str]) -> None:
     good = []
     for pattern in patterns:

@@ -219,14 +219,21 @@ def _glob(tokens: bytes) -> str:
 
 
 def _members(members: list[int]) -> str:
-    """Of a set, runs of three and more as ranges; `]` first and `-` last, where they mean themselves."""
-    runs: list[list[int]] = []
-    for n in sorted(members, key=lambda n: (n != ord("]"), n == ord("-"), n)):
-        if runs and runs[-1][-1] + 1 == n and chr(n) != "-" and runs[-1][0] != ord("]"):
-            runs[-1].append(n)
+    """Of a set, runs of three and more as ranges. `]` first, `-` last, and `!` and `^` not first, where they mean themselves."""
+    runs: list[str] = []
+    for c in map(chr, members):
+        if runs and ord(runs[-1][-1]) + 1 == ord(c):
+            runs[-1] += c
         else:
-            runs.append([n])
-    return "".join(f"{chr(r[0])}-{chr(r[-1])}" if len(r) > 2 else "".join(map(chr, r)) for r in runs)
+            runs.append(c)
+    text = special = ""
+    for run in runs:
+        inner = run.lstrip("]-!^").rstrip("]-")
+        special += run.replace(inner, "", 1)
+        text += f"{inner[0]}-{inner[-1]}" if len(inner) > 2 else inner
+    first, last = "]" * ("]" in special), "-" * ("-" in special)
+    marks = special.replace("]", "").replace("-", "")
+    return first + text + marks + last if first or text else last + marks
 
 
 def refuses_connections(table: bytes) -> bool:
