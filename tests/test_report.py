@@ -191,3 +191,16 @@ def test_each_thread_has_what_its_own_vm_did(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(_lib, "lib", SimpleNamespace(afw_worker_sight=copied))
     with ThreadPoolExecutor(2) as threads:
         assert list(threads.map(lambda vm: _lib.sight(None, vm), (1, 2))) == [b"\1", b"\2"]  # type: ignore[arg-type]
+
+
+def test_each_thread_has_what_its_own_cell_did_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = threading.Barrier(2, timeout=10)
+
+    def broke(worker: object, runner: int, out: object, room: int, text: object) -> int:
+        _lib.view(text, 2)[:] = bytes([ord("0") + runner, 0])
+        both.wait()
+        return -1
+
+    monkeypatch.setattr(_lib, "lib", SimpleNamespace(afw_worker_events=broke))
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(lambda runner: _lib.events(None, runner, None, 1), (1, 2))) == ["1", "2"]  # type: ignore[arg-type]

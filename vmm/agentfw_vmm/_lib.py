@@ -242,12 +242,9 @@ def state(w: Worker) -> tuple[int, int, str]:
 
 def events(w: Worker, runner: int, out: Events, room: int) -> int | str:
     """The number of events copied to `out`, or what the cell did wrong."""
-    text = _NOTE
+    text = _ffi.new("char[128]")  # this call's own: other threads have cells, too, and C code runs without the GIL
     count = lib.afw_worker_events(w, runner, out, room, text)
     return count if count >= 0 else string(text)
-
-
-_NOTE = _ffi.new("char[128]")
 
 
 def counters(vm: VmStruct) -> tuple[int, ...]:
@@ -261,8 +258,7 @@ _COUNTERS_AT: int = _ffi.offsetof("struct afw_vm_shm", "exits")
 
 def sight(w: Worker, vm: int) -> bytes:
     """What `afw_worker_sight` copies."""
-    # Into memory of this call's own: other threads have cells, too, and C code runs without the GIL.
-    out = _unset("uint8_t[]", _vmm.lib.AFW_SIGHT_SIZE)
+    out = _unset("uint8_t[]", _vmm.lib.AFW_SIGHT_SIZE)  # its own, as above
     size = lib.afw_worker_sight(w, vm, out)
     return take(out, size) if size > 0 else b""
 

@@ -20,7 +20,7 @@ static uint64_t bounded(uint64_t n)
 int64_t sight_copy(const struct afw_sight *s, uint8_t *out)
 {
     const uint8_t *files = (const uint8_t *)s + AFW_SIGHT_FILES_AT;
-    struct head h = {.n_ops = load_acquire(&s->n_ops), .more_files = bounded(s->more_files)};
+    struct head h = {.n_ops = load_acquire(&s->n_ops), .more_files = bounded(__atomic_load_n(&s->more_files, __ATOMIC_RELAXED))};
     uint32_t wanted = load_acquire(&s->n_files);
     uint8_t *at = out + sizeof h;
     if (h.n_ops > AFW_SIGHT_OPS)
