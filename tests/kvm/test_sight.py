@@ -12,6 +12,7 @@ import pytest
 from agentfw_vmm import Cell, CellConfig, Mount, OpenedFile, Sight, VmStatistics
 from agentfw_vmm._lib import lib
 from agentfw_vmm.rules import FileRule, compile_rules
+from agentfw_vmm.sight import _FAMILIES as FAMILIES
 from agentfw_vmm.syscalls import NUMBERS
 
 from ..cell_peer import C, Handler, offset
@@ -460,3 +461,9 @@ def test_names_and_layout() -> None:
     assert offset("afw_ctl", "calls") % 8 == 0
     assert C["AFW_TABLE_SIZE"] == C["AFW_TABLE_END"] - C["AFW_TABLE_GAP_SIZE"]
     assert max(NUMBERS.values()) < 1 << 16
+
+
+def test_of_each_operation_of_the_shims_it_is_known_whose_calls_come_to_it() -> None:
+    posted = {name for file in SHIM.glob("*.c") for name in re.findall(r"AFW_OP_\w+", file.read_text())}
+    assert {C[name] for name in posted - {"AFW_OP_CALL"}} == FAMILIES.keys()
+    assert all(name in NUMBERS for calls in FAMILIES.values() for name in calls)
