@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import pytest
 
 from tests.capturing.support import load, pairs
 
+from ..serving import Quiet, serving
 from .test_pool import Run, Start, environment, ready, run, start
 
 pytestmark = pytest.mark.kvm
@@ -33,7 +32,7 @@ for host in ("one.test", "two.test"):
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    class Answer(http.server.BaseHTTPRequestHandler):
+    class Answer(Quiet):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
             self.send_response(200)
@@ -41,16 +40,8 @@ def port() -> Iterator[int]:
             self.end_headers()
             self.wfile.write(b"answered")
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    yield server.server_address[1]
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(Answer) as port:
+        yield port
 
 
 def test_what_a_job_did_and_who_had_it_done(run: Run, start: Start, port: int, tmp_path: Path) -> None:
@@ -101,5 +92,7 @@ def test_what_a_job_did_and_who_had_it_done(run: Run, start: Start, port: int, t
     } <= decisions
     assert {line["event"] for line in lines} >= {"decision", "denied", "exchange", "flow", "exit", "job"}
     assert {line["destination"] for line in query("--denied", "--event", "denied")} == {"dns://two.test:53"}
-    pool_lines = [(line["what"], line.get("by")) for line in query("--event", "pool") if line["what"] in ("started", "stopping", "stopped")]
+    pool_lines = [
+        (line["what"], line.get("by")) for line in query("--event", "pool") if line["what"] in ("started", "stopping", "stopped")
+    ]
     assert pool_lines == [("started", "program"), ("stopping", "signal SIGINT"), ("stopped", "signal SIGINT")]

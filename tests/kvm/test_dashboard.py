@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import signal
 import socket
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -14,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ..serving import Quiet, serving
 from .test_pool import Run, Start, environment, line, run, start
 
 pytestmark = pytest.mark.kvm
@@ -56,22 +55,14 @@ def own_address() -> str | None:
 def neighbour() -> Iterator[int]:
     """The port of a server of the host's that agents may use."""
 
-    class Answer(http.server.BaseHTTPRequestHandler):
+    class Answer(Quiet):
         def do_GET(self) -> None:
             self.send_response(200)
             self.send_header("Content-Length", "0")
             self.end_headers()
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    yield server.server_address[1]
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(Answer) as port:
+        yield port
 
 
 def get(url: str, **headers: str) -> tuple[int, bytes]:

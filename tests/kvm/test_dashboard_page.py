@@ -46,9 +46,7 @@ def test_an_agent_of_a_real_pool(run: Run, start: Start, tmp_path: Path) -> None
     (job,) = (each["id"] for each in json.loads(run("ps", "--all", "--json").stdout)["jobs"])
     link = run("dashboard", "--print-url").stdout.strip()
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=program.path, env=dict(program.environment), args=chromium.ARGUMENTS
-        )
+        browser = playwright.chromium.launch(executable_path=program.path, env=dict(program.environment), args=chromium.ARGUMENTS)
         page = browser.new_page()
         troubles: list[str] = []
         page.on("console", lambda message: message.type == "error" and troubles.append(message.text))

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import quote
 
@@ -23,6 +22,7 @@ from agentfw_credentials.search import Needles, forms
 from tests.capturing.support import load
 from tests.conftest import COMMAND
 
+from ..serving import Quiet, serving
 from .test_model_calls import _children, _memory_holds
 
 pytestmark = pytest.mark.kvm
@@ -62,7 +62,7 @@ sys.stdin.read()
 """
 
 
-class Reflect(BaseHTTPRequestHandler):
+class Reflect(Quiet):
     """Says what it was sent, in every way it can think of."""
 
     seen: list[str] = []  # noqa: RUF012  # of the class: there is one server
@@ -94,24 +94,15 @@ class Reflect(BaseHTTPRequestHandler):
         self.wfile.write(body)
         self.close_connection = self.path.startswith("/cut")
 
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
 
 @pytest.fixture
 def port(tmp_path: Path) -> Iterator[int]:
     authority = CertificateAuthority()
     (tmp_path / "ca.pem").write_text(authority.ca_pem)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Reflect)
     context: ssl.SSLContext = authority.server_context([f"{name}.test" for name in ("header", "basic", "query", "command")])
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
     Reflect.seen.clear()
-    yield server.server_port
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(Reflect, context) as port:
+        yield port
 
 
 def test_a_secret_is_nowhere(

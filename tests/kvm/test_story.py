@@ -113,7 +113,12 @@ def test_a_whole_story(world: tuple[Path, int], workers: int | None, nothing_lef
             assert isinstance(live, AgentStory) and live.row.state == "running" and live.row.requests == 4
             assert any(each.name == "openat" and each.count for each in live.syscalls), "of a VM that runs"
             rows = (await ask("agents")).rows
-            assert [row.state for row in rows] == ["running"] and rows[0].exits > 0 and rows[0].memory > 0 and rows[0].cpu_seconds > 0
+            assert (
+                [row.state for row in rows] == ["running"]
+                and rows[0].exits > 0
+                and rows[0].memory > 0
+                and rows[0].cpu_seconds > 0
+            )
             await waiting.feed("go on\n", end=True)
             result = await waiting.wait()
             assert result.exit_code == 7

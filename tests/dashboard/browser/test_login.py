@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import http.server
 import re
-import threading
 from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Page, expect
 
+from ...serving import Quiet, serving
 from ..fake import FakeObservatory
 from ..threaded import Serving
 from .conftest import Open, Serve, live
@@ -24,7 +23,7 @@ REFUSED = r"status of 40[13]"
 def elsewhere() -> Iterator[str]:
     """Another site: a page with a link whose target is what its address says."""
 
-    class Answer(http.server.BaseHTTPRequestHandler):
+    class Answer(Quiet):
         def do_GET(self) -> None:
             body = f'<!doctype html><a id="link" href="{self.path[1:]}">there</a>'.encode()
             self.send_response(200)
@@ -33,16 +32,8 @@ def elsewhere() -> Iterator[str]:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    yield f"http://localhost:{server.server_address[1]}/"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(Answer) as port:
+        yield f"http://localhost:{port}/"
 
 
 def is_in(page: Page) -> None:
