@@ -279,6 +279,9 @@ def test_a_full_pool_says_how_many_it_took(pool: Pool, command: Command) -> None
             "is not HOST:PORT",
         ),
         (["pool", "start", "--no-config", "--workers", "0"], 2, "workers"),
+        *((["top", "--interval", text], 2, "'--interval': ") for text in ("nan", "-nan", "inf", "0", "-1", "3601", "1e400", "x")),
+        *((["mock-llm", "--latency", text], 2, "'--latency': ") for text in ("nan", "inf", "-1")),
+        (["mock-llm", "--error-rate", "nan"], 2, "'--error-rate': "),
     ],
 )
 def test_mistakes(pool: Pool, command: Command, tmp_path: Path, arguments: list[str], status: int, said: str) -> None:

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,6 +24,16 @@ class RunError(AgentfwError):
         self.hint = hint
         self.status = status
         super().__init__(message)
+
+
+class Range(click.FloatRange):
+    """Of numbers: click's lets NaN through, which is in no range, and infinity where there is no upper end."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{number} is no number", param, ctx)
+        return number
 
 
 #: Options that take a value only behind `=`: what they are without one.

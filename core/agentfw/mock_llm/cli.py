@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from ..cli.options import Range
 from ..cli.output import put
 from .options import MockOptions
 from .server import MockLLM, stats_json, stats_text
@@ -19,15 +20,15 @@ from .server import MockLLM, stats_json, stats_text
 @click.option("--name", "names", multiple=True, metavar="NAME", help="A further name in the certificate (repeatable).")
 @click.option("--key", "keys", multiple=True, metavar="KEY", help="A key to accept (repeatable); none: any.")
 @click.option("--ca-out", type=click.Path(dir_okay=False, path_type=Path), help="Write the authority's certificate (PEM) here.")
-@click.option("--latency", default=0.0, type=click.FloatRange(0), metavar="MS", help="Milliseconds to the first byte.")
-@click.option("--tokens-per-second", default=0.0, type=click.FloatRange(0), metavar="N", help="Speed of generation; 0: at once.")
+@click.option("--latency", default=0.0, type=Range(0), metavar="MS", help="Milliseconds to the first byte.")
+@click.option("--tokens-per-second", default=0.0, type=Range(0), metavar="N", help="Speed of generation; 0: at once.")
 @click.option("--reply", default="", metavar="TEXT", help="The answer's text; default: an echo of the last user message.")
 @click.option("--reply-tokens", default=0, type=click.IntRange(0, 1_000_000), metavar="N", help="Repeat the text up to N tokens.")
-@click.option("--idle-timeout", default=60.0, type=click.FloatRange(0), metavar="S", help="Close connections idle for S seconds.")
+@click.option("--idle-timeout", default=60.0, type=Range(0), metavar="S", help="Close connections idle for S seconds.")
 @click.option("--max-requests", default=0, type=click.IntRange(0), metavar="N", help="Close a connection after N requests.")
 @click.option("--fail-every", default=0, type=click.IntRange(0), metavar="N", help="Let each n-th model call fail.")
 @click.option("--fail-status", default=429, type=click.IntRange(400, 599), show_default=True, help="... with this status.")
-@click.option("--error-rate", default=0.0, type=click.FloatRange(0, 1), metavar="P", help="Let model calls fail with chance P.")
+@click.option("--error-rate", default=0.0, type=Range(0, 1), metavar="P", help="Let model calls fail with chance P.")
 @click.option("--cut-every", default=0, type=click.IntRange(0), metavar="N", help="Break each n-th streamed answer off.")
 @click.option("--cache-minimum", default=1024, type=click.IntRange(0), metavar="N", help="Cache prompts of N tokens or more.")
 @click.option("--json", "as_json", is_flag=True, help="Print the address and, at the end, the counters as JSON.")

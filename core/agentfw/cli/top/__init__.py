@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..connect import Where, json_option, pool_options, talk
+from ..options import Range
 from ..output import put, say
 from .plain import Look, summary, workers_table
 
@@ -36,9 +37,7 @@ ended too, 1 2 3 pages, space at once, p pause, ? all keys, q quit."""
 
 @click.command(epilog=EXAMPLES, short_help="Show a pool at work, in the terminal.")
 @click.option("--once", is_flag=True, help="Print it once.  [default: if there is no terminal to draw on]")
-@click.option(
-    "--interval", type=click.FloatRange(0.2, 3600), default=2.0, metavar="SECONDS", help="Time between two looks.  [default: 2]"
-)
+@click.option("--interval", type=Range(0.2, 3600), default=2.0, metavar="SECONDS", help="Time between two looks.  [default: 2]")
 @click.option("--filter", "words", default="", metavar="WORDS", help="Only agents with all these words; `!word`: without it.")
 @click.option(
     "--sort", metavar="COLUMN", default="cores", help="Sort by this column: cores, memory, tokens, ...  [default: cores]"
