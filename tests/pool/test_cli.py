@@ -20,6 +20,7 @@ import msgspec
 import pytest
 from agentfw.cli import cli, status_of
 from agentfw.cli.following import explain
+from agentfw.pool.client import HttpBackend
 from agentfw.pool.jobs import Job, JobResult, PoolError
 
 from tests.conftest import COMMAND
@@ -644,6 +645,23 @@ def test_top_of_no_pool(tmp_path: Path) -> None:
         assert terminal.end() == 125
         assert "error: no pool runs at" in terminal.page() and "hint: start one with" in terminal.page()
         assert b"\x1b" not in terminal.raw
+
+
+def test_top_printed_once_asks_nothing_twice(pool: Pool, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool.backend.observatory = FakeObservatory(3)
+    asked: list[str] = []
+    call = HttpBackend._call
+
+    async def counted(self: HttpBackend, method: str, path: str, *rest: Any, **more: Any) -> Any:
+        asked.append(path.removeprefix("/v1/"))
+        return await call(self, method, path, *rest, **more)
+
+    monkeypatch.setattr(HttpBackend, "_call", counted)
+    always = ["plugins/dashboard/agents", "plugins/dashboard/overview", "pool", "usage"]
+    assert command("top", "--once").status == 0 and sorted(asked) == always
+    asked.clear()
+    assert command("top", "--json").status == 0
+    assert sorted(asked) == sorted([*always, "jobs", "metrics", "plugins/dashboard/loaded"])
 
 
 def test_top_with_a_dashboard(pool: Pool, command: Command) -> None:

@@ -12,15 +12,12 @@ import click
 from ..connect import Where, json_option, pool_options, talk
 from ..options import Range
 from ..output import put, say
-from .plain import Look, summary, workers_table
+from .plain import document, summary, text, workers_table
 
 if TYPE_CHECKING:
     from ...pool.client import HttpBackend
 
-__all__ = ["JOBS", "summary", "top", "workers_table"]
-
-JOBS = 200
-"""Running jobs that are printed once."""
+__all__ = ["summary", "top", "workers_table"]
 
 EXAMPLES = """Examples:
 
@@ -63,14 +60,12 @@ def top(where: Where, once: bool, interval: float, words: str, sort: str, as_jso
 
             await pool.describe()  # one that is not there, or not ours, is an error; only one that goes away is looked for again
             return await run(PoolSource(pool), interval, words, sort)
-        look = Look()
-        await look.take(pool)
         if as_json:
-            click.echo(json.dumps(look.document()))
+            click.echo(json.dumps(await document(pool)))
         else:
             if not once and reason != NO_TERMINAL:
                 say(f"note: {reason}: printed once")
-            put(look.text(JOBS, words, sort))
+            put(await text(pool, words, sort))
         return 0
 
     return talk(where, body)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,95 +13,80 @@ from ..connect import duration, table
 
 if TYPE_CHECKING:
     from ...pool.client import HttpBackend
-    from ...pool.jobs import JobInfo, PoolInfo, Usage
-    from ...views import AgentRow, Loaded
-    from .source import Seen
-
-
-@dataclass
-class Look:
-    """What was seen at one moment."""
-
-    pool: PoolInfo | None = None
-    jobs: list[JobInfo] = field(default_factory=list)
-    usage: dict[str, Usage] = field(default_factory=dict)
-    """Of the jobs that run, by id, so far."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    seen: Seen | None = None
-    loaded: Loaded | None = None
-
-    async def take(self, pool: HttpBackend) -> None:
-        from .source import PoolSource
-
-        source = PoolSource(pool)
-        self.pool, self.jobs, self.metrics, self.usage, self.seen = await asyncio.gather(
-            pool.describe(), pool.jobs(state="running", limit=MOST), pool.metrics(), pool.usage(), source.look(0)
-        )
-        self.loaded = await source.loaded()
-
-    def document(self) -> dict[str, Any]:
-        """`overview`, `agents`, `loaded`: as in `agentfw.views`; None where the pool has no dashboard."""
-        import msgspec
-
-        assert self.pool is not None and self.seen is not None
-        told = not self.seen.missing
-        document = {
-            "pool": self.pool,
-            "jobs": self.jobs,
-            "usage": self.usage,
-            "metrics": self.metrics,
-            "overview": self.seen.overview if told else None,
-            "agents": self.seen.table.rows if told else None,
-            "loaded": self.loaded,
-        }
-        return {"version": 1, **msgspec.to_builtins(document)}
-
-    def text(self, most: int, filter: str = "", sort: str = "cores") -> str:
-        """At most so many of the agents that run, the first by what they are sorted by (`cores`: by CPU time)."""
-        from .pages import numbers, plain
-        from .rows import Agents
-        from .words import FINE
-
-        assert self.pool is not None and self.seen is not None
-        agents = Agents()
-        agents.take(self.seen.table)
-        ids = [id for id in agents.ids(filter, sort) if agents.known[id].row.state == "running"]
-        parts = [summary(self.pool), workers_table(self.pool)]
-        if self.seen.missing:
-            parts.append(f"({self.seen.missing})")
-        else:
-            parts.append(plain(numbers(self.seen.overview, 100, FINE)))
-        if ids:
-            parts.append(self._table([agents.known[id].row for id in ids[:most]], not self.seen.missing))
-        hidden = len(ids) - len(ids[:most])
-        return "\n\n".join(parts) + (f"\n({hidden} more)" if hidden else "")
-
-    def _table(self, found: list[AgentRow], told: bool) -> str:
-        from . import words
-
-        now = time.time()
-        left, right = ("ID", "NAME", "TENANT"), ("WORKER", "TIME", "CPU", "MEMORY", "OUTPUT")
-        columns = [*((title, False) for title in left), *((title, True) for title in right)]
-        if told:
-            columns += [(title, True) for title in ("CALLS", "TOKENS", "COST", "DENIED")]
-        rows = []
-        for each in found:
-            used = self.usage.get(each.id)
-            row = [each.id, each.name, each.tenant, "-" if each.worker is None else str(each.worker)]
-            row.append(duration(max(now - (each.started or now), 0)))
-            row += [
-                f"{each.cpu_seconds:.2f}s",
-                words.size(each.memory),
-                words.size(None if used is None else used.stdout + used.stderr),
-            ]
-            if told:
-                tokens = words.number(each.input_tokens + each.output_tokens)
-                row += [words.number(each.model_calls), tokens, words.money(each.cost), words.number(each.denials)]
-            rows.append(row)
-        return table(columns, rows)
-
+    from ...pool.jobs import PoolInfo, Usage
+    from ...views import AgentRow
 
 MOST = 200
+"""Running jobs that are told of."""
+
+
+async def document(pool: HttpBackend) -> dict[str, Any]:
+    """`overview`, `agents`, `loaded`: as in `agentfw.views`; None where the pool has no dashboard."""
+    import msgspec
+
+    from .source import PoolSource
+
+    source = PoolSource(pool)
+    seen, jobs, usage, metrics = await asyncio.gather(
+        source.look(0), pool.jobs(state="running", limit=MOST), pool.usage(), pool.metrics()
+    )
+    told = not seen.missing
+    found = {
+        "pool": seen.pool,
+        "jobs": jobs,
+        "usage": usage,
+        "metrics": metrics,
+        "overview": seen.overview if told else None,
+        "agents": seen.table.rows if told else None,
+        "loaded": await source.loaded(),
+    }
+    return {"version": 1, **msgspec.to_builtins(found)}
+
+
+async def text(pool: HttpBackend, filter: str = "", sort: str = "cores") -> str:
+    """Of the agents that run the first MOST, by what they are sorted by (`cores`: by CPU time)."""
+    from .pages import numbers, plain
+    from .rows import Agents
+    from .source import PoolSource
+    from .words import FINE
+
+    seen, usage = await asyncio.gather(PoolSource(pool).look(0), pool.usage())
+    assert seen.pool is not None
+    agents = Agents()
+    agents.take(seen.table)
+    rows = [agents.known[id].row for id in agents.ids(filter, sort)]
+    rows = [row for row in rows if row.state == "running"]
+    parts = [summary(seen.pool), workers_table(seen.pool)]
+    parts.append(f"({seen.missing})" if seen.missing else plain(numbers(seen.overview, 100, FINE)))
+    if rows:
+        parts.append(_agents_table(rows[:MOST], usage, not seen.missing))
+    hidden = len(rows) - MOST
+    return "\n\n".join(parts) + (f"\n({hidden} more)" if hidden > 0 else "")
+
+
+def _agents_table(found: list[AgentRow], usage: dict[str, Usage], told: bool) -> str:
+    from . import words
+
+    now = time.time()
+    left, right = ("ID", "NAME", "TENANT"), ("WORKER", "TIME", "CPU", "MEMORY", "OUTPUT")
+    columns = [*((title, False) for title in left), *((title, True) for title in right)]
+    if told:
+        columns += [(title, True) for title in ("CALLS", "TOKENS", "COST", "DENIED")]
+    rows = []
+    for each in found:
+        used = usage.get(each.id)
+        row = [each.id, each.name, each.tenant, "-" if each.worker is None else str(each.worker)]
+        row.append(duration(max(now - (each.started or now), 0)))
+        row += [
+            f"{each.cpu_seconds:.2f}s",
+            words.size(each.memory),
+            words.size(None if used is None else used.stdout + used.stderr),
+        ]
+        if told:
+            tokens = words.number(each.input_tokens + each.output_tokens)
+            row += [words.number(each.model_calls), tokens, words.money(each.cost), words.number(each.denials)]
+        rows.append(row)
+    return table(columns, rows)
 
 
 def summary(pool: PoolInfo) -> str:
