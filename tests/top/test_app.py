@@ -14,7 +14,9 @@ from agentfw.cli.top.rows import BY_NAME, COLUMNS
 from agentfw.cli.top.source import MISSING
 from agentfw.cli.top.story import SECTIONS
 from agentfw.cli.top.widgets import Page
+from agentfw.pool.jobs import PoolError
 from agentfw.texts import width
+from agentfw.views import AgentStory
 from textual.pilot import Pilot
 
 from tests.dashboard.fake import FakeObservatory
@@ -199,6 +201,65 @@ def test_a_story() -> None:
         assert isinstance(app.screen, First) and row.id not in app.first.table.ids
 
     shown(body)
+
+
+def test_a_story_that_is_not_told_says_why() -> None:
+    async def body(app: Top, pilot: Pilot[int], source: FakeSource) -> None:
+        told = source.agent
+
+        async def refused(id: str) -> AgentStory | None:
+            raise PoolError("internal", "the plugin `dashboard` failed:\x1b]0;t")
+
+        source.agent = refused  # type: ignore[method-assign]
+        page = await press(app, pilot, "enter")
+        while "asks for" in page and not page.startswith("agentfw top"):
+            page = await press(app, pilot)
+        assert page.startswith("agentfw top the plugin `dashboard` failed:\\x1b]0;t")
+        source.agent = told  # type: ignore[method-assign]
+        await app.ask()
+        assert (await press(app, pilot)).startswith("pool ready") and app.screen.story is not None  # type: ignore[attr-defined]
+        source.agent = refused  # type: ignore[method-assign]
+        await app.ask()
+        assert (await press(app, pilot)).startswith("agentfw top the plugin"), "what is old is not passed off as new"
+
+    shown(body, agents=20)
+
+
+@pytest.mark.parametrize(("key", "what"), [("3", "loaded_page"), ("enter", "story_page"), ("question_mark", "keys_page")])
+def test_what_cannot_be_drawn_ends_nothing(key: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object) -> None:
+        raise ValueError("no such\x1b[31m")
+
+    async def body(app: Top, pilot: Pilot[int], source: FakeSource) -> None:
+        monkeypatch.setattr(f"agentfw.cli.top.app.{what}", broken)
+        monkeypatch.delenv("AGENTFW_TRACEBACK", raising=False)
+        page = await press(app, pilot, key)
+        while "asks for" in page and not page.startswith("agentfw top"):
+            page = await press(app, pilot)
+        assert page.startswith("agentfw top internal error: ValueError: no such\\x1b[31m")
+        monkeypatch.undo()
+        await app.ask()
+        assert (await press(app, pilot)).startswith("pool ready")
+
+    shown(body, agents=20)
+
+
+def test_what_came_under_another_screen_is_there_when_that_goes() -> None:
+    async def body(app: Top, pilot: Pilot[int], source: FakeSource) -> None:
+        answered, told = asyncio.Event(), source.agent
+
+        async def later(id: str) -> AgentStory | None:
+            await answered.wait()
+            return await told(id)
+
+        source.agent = later  # type: ignore[method-assign]
+        assert "asks for" in await press(app, pilot, "enter")
+        assert "keys" in await press(app, pilot, "question_mark")
+        answered.set()
+        await press(app, pilot)
+        assert "timeline (" in await press(app, pilot, "escape")
+
+    shown(body, agents=20)
 
 
 def test_pages_and_help() -> None:

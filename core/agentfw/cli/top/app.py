@@ -105,7 +105,7 @@ class Top(App[int]):
             await self._lost(f"internal error: {why(error)}")
         self.draw()
         screen = self.screen
-        if isinstance(screen, (One, First)) and not self.trouble:
+        if isinstance(screen, Sheet) and not self.trouble:
             await screen.ask()
 
     async def _lost(self, trouble: str) -> None:
@@ -124,15 +124,8 @@ class Top(App[int]):
     def draw(self) -> None:
         """All that is on the screen, as far as it changed."""
         screen = self.screen
-        if not isinstance(screen, (One, First, Keys)):
-            return
-        try:
+        if isinstance(screen, Sheet):
             screen.draw()
-        except Exception as error:
-            if os.environ.get("AGENTFW_TRACEBACK"):
-                raise
-            self.trouble = f"internal error: {why(error)}"
-            screen.query_one("#heading", Page).show_lines([self.heading()])
 
     def foot(self, *more: str) -> Line:
         """The last line: what is missing, or which keys do what."""
@@ -146,8 +139,9 @@ class Top(App[int]):
             spans += [(key, "b"), (f" {meaning}  ", "dim")]
         return tuple(spans)
 
-    def heading(self) -> Line:
-        return heading(self.seen.overview if self.seen else None, self.source.where, self.trouble, self.size.width)
+    def heading(self, trouble: str = "") -> Line:
+        """`trouble`: of a screen's own question."""
+        return heading(self.seen.overview if self.seen else None, self.source.where, self.trouble or trouble, self.size.width)
 
     def _set_pointer_shape(self, shape: str) -> None:
         """textual's, which tells it to terminals by a sequence that some take for a title. There is no mouse here."""
@@ -171,7 +165,41 @@ class Top(App[int]):
         self.exit(return_code=status, result=status)
 
 
-class First(Screen[None]):
+class Sheet(Screen[None]):
+    """One of our screens."""
+
+    @property
+    def top(self) -> Top:
+        assert isinstance(self.app, Top)
+        return self.app
+
+    async def ask(self) -> None:
+        """What only this one wants to know."""
+
+    def draw(self) -> None:
+        """All that is on it, as far as it changed. What goes wrong is said, and the screen stays."""
+        if not self.is_mounted:
+            return
+        try:
+            self.fill()
+        except Exception as error:
+            if os.environ.get("AGENTFW_TRACEBACK"):
+                raise
+            self.top.trouble = f"internal error: {why(error)}"
+            self.query_one("#heading", Page).show_lines([self.top.heading()])
+
+    def fill(self) -> None:
+        raise NotImplementedError
+
+    def on_resize(self) -> None:
+        self.draw()
+
+    def on_screen_resume(self) -> None:
+        """What came while another screen lay over it."""
+        self.draw()
+
+
+class First(Sheet):
     """Agents, overview, or policy and plugins."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -190,11 +218,6 @@ class First(Screen[None]):
         self._start = filter, sort
         self.page = "1"
         self.loaded: Loaded | None = None
-
-    @property
-    def top(self) -> Top:
-        assert isinstance(self.app, Top)
-        return self.app
 
     def compose(self) -> ComposeResult:
         yield Page("heading", focusable=False)
@@ -217,27 +240,17 @@ class First(Screen[None]):
         self.table.focus()
         self.draw()
 
-    def on_resize(self) -> None:
-        self.draw()
-
-    def on_screen_resume(self) -> None:
-        """What came while another screen lay over it."""
-        self.draw()
-
     @property
     def table(self) -> Table:
         return self.query_one("#table", Table)
 
     async def ask(self) -> None:
-        """What only this page wants to know."""
         if self.page == "3":
             with contextlib.suppress(AgentfwError, OSError):
                 self.loaded = await self.top.source.loaded()
             self.draw()
 
-    def draw(self) -> None:
-        if not self.is_mounted:
-            return
+    def fill(self) -> None:
         top, wide = self.top, self.size.width
         seen = top.seen
         self.query_one("#heading", Page).show_lines([top.heading()])
@@ -312,7 +325,7 @@ class First(Screen[None]):
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self.table.filter = event.value
-        self.table.take_from_the_top()
+        self.table.moved = False
         self.draw()
 
     def on_input_submitted(self) -> None:
@@ -330,7 +343,7 @@ class First(Screen[None]):
         self.top.push_screen(One(event.agent_id))
 
 
-class One(Screen[None]):
+class One(Sheet):
     """An agent's story."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -344,12 +357,9 @@ class One(Screen[None]):
         self.story: AgentStory | None = None
         self.tail = Tail()
         self.gone = False
+        self.trouble = ""
+        """Why nothing new of it comes."""
         self._starts: dict[str, int] = {}
-
-    @property
-    def top(self) -> Top:
-        assert isinstance(self.app, Top)
-        return self.app
 
     def compose(self) -> ComposeResult:
         yield Page("heading", focusable=False)
@@ -361,26 +371,23 @@ class One(Screen[None]):
         self.run_worker(self.ask(), exclusive=True)
         self.draw()
 
-    def on_resize(self) -> None:
-        self.draw()
-
     async def ask(self) -> None:
         source = self.top.source
         try:
             story, tail = await asyncio.gather(source.agent(self.agent_id), source.output(self.agent_id))
-        except (AgentfwError, OSError):
-            return  # the next question of the pool itself says so
-        self.gone = story is None
-        if story is not None:
-            self.story = story
-            self.tail = tail
+        except (AgentfwError, OSError) as error:
+            self.trouble = str(error)
+        else:
+            self.trouble = ""
+            self.gone = story is None
+            if story is not None:
+                self.story = story
+                self.tail = tail
         self.draw()
 
-    def draw(self) -> None:
-        if not self.is_mounted:
-            return
+    def fill(self) -> None:
         top, page = self.top, self.query_one("#story", Page)
-        self.query_one("#heading", Page).show_lines([top.heading()])
+        self.query_one("#heading", Page).show_lines([top.heading(self.trouble)])
         if self.story is None:
             text = f"the pool knows no agent {self.agent_id} any more" if self.gone else f"asks for {self.agent_id}"
             page.show_lines([((shown(text, 200), "dim"),)])
@@ -397,7 +404,7 @@ class One(Screen[None]):
         self.dismiss()
 
 
-class Keys(Screen[None]):
+class Keys(Sheet):
     """All keys."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,question_mark,enter,backspace", "back", show=False)]
@@ -411,17 +418,10 @@ class Keys(Screen[None]):
         self.query_one("#keys").focus()
         self.draw()
 
-    def draw(self) -> None:
-        if not self.is_mounted:
-            return
-        top = self.app
-        assert isinstance(top, Top)
-        self.query_one("#heading", Page).show_lines([top.heading()])
+    def fill(self) -> None:
+        self.query_one("#heading", Page).show_lines([self.top.heading()])
         self.query_one("#keys", Page).show_lines(keys_page(self.size.width))
-        self.query_one("#foot", Page).show_lines([top.foot("Esc back")])
-
-    def on_resize(self) -> None:
-        self.draw()
+        self.query_one("#foot", Page).show_lines([self.top.foot("Esc back")])
 
     def action_back(self) -> None:
         self.dismiss()

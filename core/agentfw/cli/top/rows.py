@@ -160,7 +160,7 @@ FIRST_SMALLEST = {"name", "id", "tenant", "state"}
 
 
 class Agents:
-    """All that are known. `changed` since it was last asked is for who draws."""
+    """All that are known."""
 
     def __init__(self) -> None:
         self.known: dict[str, Known] = {}
