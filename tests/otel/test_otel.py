@@ -483,6 +483,18 @@ def test_tables_that_are_wrong(tmp_path: Path, table: str) -> None:
         load_plugins(["otel"], load_config(tmp_path / "agentfw.toml"))
 
 
+@pytest.mark.parametrize("name", ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"])
+def test_headers_go_over_no_network_in_the_clear_wherever_a_variable_leads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "http://collector.example:4318")
+    (tmp_path / "agentfw.toml").write_text('[otel]\nheaders_file = "a"\n')
+    with pytest.raises(ConfigError, match="in the clear"):
+        load_plugins(["otel"], load_config(tmp_path / "agentfw.toml"))
+    monkeypatch.setenv(name, "https://collector.example:4318")
+    load_plugins(["otel"], load_config(tmp_path / "agentfw.toml"))
+
+
 def test_the_plugin_is_there_and_chosen_by_its_table(tmp_path: Path) -> None:
     (tmp_path / "agentfw.toml").write_text('[otel]\nendpoint = "http://127.0.0.1:4318"\n')
     config = load_config(tmp_path / "agentfw.toml")

@@ -23,7 +23,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
-from .config import Config
+from .config import Config, is_private
 from .headers import Source
 
 BATCH = 512
@@ -146,6 +146,8 @@ class Sending:
             )
         except ValueError as error:  # of a variable of OpenTelemetry's
             raise ConfigError("endpoint", f"OpenTelemetry refuses it: {error}") from None
+        if config.has_headers and not is_private(inner._endpoint):  # which a variable may have named
+            raise ConfigError("endpoint", "headers would go over the network in the clear: use https")
         place = urlsplit(str(inner._endpoint)).netloc.rpartition("@")[2] or "the collector"
         self.exporter = _Exporter(inner, self._source, session, place)
         self._batches: BatchSpanProcessor | None = None
