@@ -403,6 +403,31 @@ async def test_failures_after_a_reload_are_told_as_before(
     assert [record.name for record in caplog.records if record.levelno >= logging.WARNING] == ["agentfw.otel"]
 
 
+@async_test
+async def test_what_a_reload_leaves_behind_is_counted_as_lost(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of those that wait and of the one that is under way none stays "waiting", or is forgotten."""
+    monkeypatch.setattr("agentfw_otel.plugin.STOP_SECONDS", 0.2)
+    file = tmp_path / "agentfw.toml"
+    file.write_text(f'[otel]\nendpoint = "{collector.url}"\ntimeout = 5\nqueue = 1\n')
+    plugin = load_plugins(["otel"], load_config(file)).get("otel")
+    assert isinstance(plugin, Plugin)
+    collector.go_on.clear()
+    async with running(plugin, config=load_config(file)) as runtime:
+        await lived(runtime, make_agent("under way"))
+        await until(lambda: not plugin.statistics()["waiting"])
+        await lived(runtime, make_agent("waits"))
+        assert plugin.statistics()["waiting"] == 1
+        with collecting() as other:
+            file.write_text(f'[otel]\nendpoint = "{other.url}"\n')
+            await runtime.reload(load_config(file))
+            await until(lambda: not plugin._closing)
+        numbers = plugin.statistics()
+        assert (numbers["spans"], numbers["failed"], numbers["waiting"]) == (2, 2, 0)
+        collector.go_on.set()
+
+
 # -- headers
 
 
@@ -532,6 +557,7 @@ async def test_an_agent_that_is_refused_over_and_over(collector: Collector) -> N
         runtime.agent_exited(agent, ExitReport("killed", text="too much"))
     (span,) = collector.spans
     assert len(span.events) == 64 and span.dropped_events_count == 936
+    assert values(span.events[-1].attributes)["agentfw.rule"] == "r999", "the latest are kept, as docs/otel.md says"
     assert all(len(value) <= 512 for event in span.events for value in values(event.attributes).values())
     assert values(span.attributes)["error.type"] == "killed" and span.status.message == "too much"
 

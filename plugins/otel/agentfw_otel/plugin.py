@@ -100,7 +100,7 @@ class Plugin:
                 log.warning("otel: some spans were not sent before the end")
         finally:
             self._old.remove(sending)
-            self._counted.update(sending.numbers())
+            self._counted.update(sending.last_numbers())
 
     @hookimpl
     async def start(self, runtime: Runtime) -> None:

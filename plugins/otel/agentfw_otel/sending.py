@@ -180,6 +180,11 @@ class Sending:
         sent = self.exporter
         return {"exported": sent.exported, "dropped": self.dropped, "failed": sent.failed, "waiting": max(0, self.waiting)}
 
+    def last_numbers(self) -> dict[str, int]:
+        """After `close()`: what has not been taken by now is lost, whatever a thread still tries."""
+        exported = self.exporter.exported
+        return {"exported": exported, "dropped": self.dropped, "failed": self._put - exported}
+
     async def close(self, seconds: float) -> bool:
         """Send what waits, within so many seconds; False: not all of it was. Idempotent."""
         batches, self._batches, self._most = self._batches, None, 0
