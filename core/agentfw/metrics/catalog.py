@@ -7,7 +7,7 @@ never an agent, a host or a model, of which there are as many as agents please.
 from __future__ import annotations
 
 from ..histograms import HOOK, LONG, SHORT, WARM
-from .declared import Declared, by_statistic, counter, gauge, histogram, several
+from .declared import Declared, by_statistic, counter, gauge, histogram, other_name, several
 
 ENDS = ("succeeded", "failed", "signal", "killed", "memory", "internal", "hostile", "timeout", "output")
 """How jobs end: with status 0, with another one, or as `JobResult.kind` says."""
@@ -310,11 +310,12 @@ _KIND = {statistic: declared.kind for statistic, declared in by_statistic(CATALO
 
 
 def grows(statistic: str) -> bool:
-    """It is known to be a counter, or a part of a histogram: what is lost with a worker stays counted."""
+    """It is a counter (that of a plugin that is not ours, if its name says so), or a part of a histogram: what is lost with a
+    worker stays counted."""
     if statistic.startswith("hooks."):
         return not statistic.endswith(".longest")
     kind = _KIND.get(statistic)
     if kind is None:
         kind = _KIND.get(statistic.partition(".bucket.")[0]) or _KIND.get(statistic.removesuffix(".sum"))
-        return kind == "histogram"
+        return kind == "histogram" or other_name(statistic).endswith("_total")
     return kind == "counter"

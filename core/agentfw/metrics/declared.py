@@ -17,6 +17,8 @@ MAX_VALUE = 2.0**63
 MAX_SERIES = 256
 """Series of a metric whose labels come from statistics' names: hooks, processes, tenants."""
 
+_NO_NAME = re.compile(r"[^a-zA-Z0-9_]+")
+
 
 def is_sound(name: object, value: object) -> bool:
     """Of what calls itself a statistic: it has a name of some length, and a number that is one."""
@@ -26,6 +28,11 @@ def is_sound(name: object, value: object) -> bool:
         return math.isfinite(value) and abs(value) <= MAX_VALUE
     except OverflowError:  # an int beyond all floats
         return False
+
+
+def other_name(statistic: str) -> str:
+    """What a statistic that nobody declared is called. One that ends with `_total` is a counter."""
+    return f"{PREFIX}plugin_{_NO_NAME.sub('_', statistic).strip('_').lower()}"
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from prometheus_client.utils import floatToGoString
 from ..histograms import BUCKET, labels
 from ..texts import shown
 from .catalog import CATALOG, IN_OTHERS
-from .declared import MAX_SERIES, PREFIX, Declared, is_sound
+from .declared import MAX_SERIES, PREFIX, Declared, is_sound, other_name
 
 MAX_OTHERS = 512
 """Counters of other plugins, all together ..."""
@@ -35,7 +35,6 @@ MAX_OTHER_NAME = 120
 """Characters of what such a one is called."""
 
 _TOTAL = re.compile(r"(_total)+\Z")
-_NO_NAME = re.compile(r"[^a-zA-Z0-9_]+")
 _RESERVED = ("_bucket", "_count", "_sum", "_info", "_created", "_gcount", "_gsum")
 
 
@@ -145,7 +144,7 @@ class Statistics:
         for statistic in sorted(self._left):
             owner = statistic.partition(".")[0]
             of_one[owner] = of_one.get(owner, 0) + 1
-            name = f"{PREFIX}plugin_{_NO_NAME.sub('_', statistic).strip('_').lower()}"
+            name = other_name(statistic)
             base = _TOTAL.sub("", name)
             value = self._left[statistic]
             if (
