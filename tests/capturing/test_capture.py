@@ -208,6 +208,33 @@ async def test_nobody_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.Mon
     assert plugin._held == 0 and not plugin._open
 
 
+@pytest.mark.parametrize("one", [False, True])
+@async_test
+async def test_a_disk_that_hangs_holds_up_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one: bool) -> None:
+    """Neither that of the pool nor, as a thread of an executor's would, that of the interpreter."""
+    moves, real = threading.Event(), os.pwrite
+
+    def hung(descriptor: int, data: Any, at: int) -> int:
+        assert moves.wait(20)
+        return real(descriptor, data, at)
+
+    monkeypatch.setattr("agentfw_capture.plugin.STOP_SECONDS", 0.2)
+    async with running(
+        Plugin(Config(file=str(tmp_path / "a.har")) if one else Config(str(tmp_path))), FakeServer(server)
+    ) as runtime:
+        await runtime.admit(captured())
+        monkeypatch.setattr(os, "pwrite", hung)
+        await fetch(runtime, "https://x.example/a", agent=captured())
+        began = time.monotonic()
+    assert time.monotonic() - began < 5
+    writing = [thread for thread in threading.enumerate() if "capture" in thread.name]
+    assert writing and all(thread.daemon for thread in writing)
+    moves.set()
+    for thread in writing:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
 @async_test
 async def test_memory_of_bodies_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentfw_capture.plugin.MAX_HELD", 100_000)

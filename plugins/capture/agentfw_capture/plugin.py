@@ -8,7 +8,6 @@ import re
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from . import har
 from .config import Config
 from .exchanges import Exchange, encoded
 from .files import HarFile
+from .thread import WriterThread
 
 MAX_AGENTS = 256
 """Captured at one time; further ones are not."""
@@ -78,7 +78,7 @@ class Plugin:
         self._more = asyncio.Event()
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread: WriterThread | None = None
         self._counters = {"agents": 0, "refused": 0, "exchanges": 0, "left_out": 0, "failures": 0}
 
     @property
@@ -137,14 +137,14 @@ class Plugin:
                     raise ConfigError("file", text) from None
         except ConfigError as error:
             raise runtime.config.error(f"{self.name}.{error.key}", error.message) from None
-        self._thread = ThreadPoolExecutor(1, "agentfw-capture")
+        self._thread = WriterThread("agentfw-capture")
         self._task = runtime.loop.create_task(self._work(), name="capture")
 
     @hookimpl(tryfirst=True)  # plugins stop in the opposite order: this one late
     async def stop(self) -> None:
         for capture in list(self._captures.values()):
             self._end(capture)
-        if self._task is not None:
+        if self._task is not None and self._thread is not None:
             self._stopping = True
             self._more.set()
             _, late = await asyncio.wait([self._task], timeout=STOP_SECONDS)
@@ -152,10 +152,7 @@ class Plugin:
                 log.error("captures lack their ends: the disk took longer than %g s", STOP_SECONDS)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        if self._thread is not None:
-            if self._shared is not None:
-                self._thread.submit(_closed, self._shared)
-            await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
+            self._thread.shutdown()
             self._thread = None
 
     # -- agents
@@ -272,6 +269,8 @@ class Plugin:
                             self._held -= exchange.held
                             capture.waiting -= 1
             if self._stopping:
+                if self._shared is not None:
+                    await asyncio.get_running_loop().run_in_executor(self._thread, _closed, self._shared)
                 return
             self._more.clear()
             await self._more.wait()
