@@ -247,6 +247,29 @@ async def test_memory_of_bodies_is_bounded(tmp_path: Path, monkeypatch: pytest.M
     assert len(load(tmp_path / "a.har")["entries"]) + plugin.statistics()["left_out"] == 10
 
 
+@async_test
+async def test_a_body_has_no_gap_and_its_whole_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when there was no room for a piece of it, and there was again for the next one. Its end may be a part of a secret."""
+    monkeypatch.setattr("agentfw_capture.plugin.MAX_HELD", 30_000)
+    pieces = [b"a" * 29_990 + SECRET[:10].encode(), b"b" * 1000, b"c" * 1000]
+    plugin = Plugin(Config(str(tmp_path)))
+
+    def room(request: Request) -> Response:
+        async def body() -> Any:
+            for piece in pieces:
+                yield piece
+                await asyncio.sleep(0.05)
+                plugin._held = 0 if piece[:1] == b"b" else plugin._held
+
+        return Response(200, {}, body())
+
+    async with running(plugin, FakeServer(room)) as runtime:
+        await runtime.admit(captured())
+        await fetch(runtime, "https://x.example/a", agent=captured())
+    content = load(tmp_path / "a.har")["entries"][0]["response"]["content"]
+    assert content["size"] == 32_000 and content["text"] == "a" * 10_000 and content["comment"] == "the first 10000 bytes"
+
+
 def test_a_file_is_whole_at_any_time_and_bounded(tmp_path: Path) -> None:
     file = HarFile(tmp_path / "a.har", 65536, only=True)
     with pytest.raises(FileExistsError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import msgspec
@@ -22,25 +21,25 @@ LARGE = 8192
 class Body:
     """The beginning of one, as it streams."""
 
-    __slots__ = ("_left", "pieces", "size")
+    __slots__ = ("_most", "data", "size")
 
     def __init__(self, most: int) -> None:
-        self._left = most + MARGIN
-        self.pieces: list[bytes] = []
+        self._most = most + MARGIN
+        self.data = bytearray()  # not a list of pieces: an agent may write a thousand of two bytes each
         self.size = 0
 
-    def add(self, piece: bytes) -> int:
-        """-> bytes that were kept."""
+    def add(self, piece: bytes, room: bool = True) -> int:
+        """-> bytes that were kept. `room` False: none, nor any after them."""
         self.size += len(piece)
-        if self._left <= 0 or not piece:
-            return 0
-        kept = bytes(piece[: self._left])
-        self._left -= len(kept)
-        self.pieces.append(kept)
+        if not room:
+            self._most = len(self.data)
+        kept = piece[: self._most - len(self.data)]
+        self.data += kept
         return len(kept)
 
-    def data(self) -> bytes:
-        return b"".join(self.pieces)
+    @property
+    def cut(self) -> bool:
+        return self.size > len(self.data)
 
 
 class Exchange:
@@ -48,7 +47,8 @@ class Exchange:
 
     def __init__(self, agent: str, most: int) -> None:
         self.agent = agent
-        self.began = time.time()
+        self.began = 0.0
+        """Seconds since 1970."""
         self.request: RequestHead | None = None
         """As the agent wrote it: a copy."""
         self.response: ResponseHead | None = None
@@ -180,12 +180,15 @@ def _response(exchange: Exchange, report: ExchangeReport, most: int, redact: Cal
 
 def _shown(body: Body, encodings: list[str], most: int, redact: Callable[[bytes], bytes]) -> tuple[bytes, str]:
     """(the body as it is shown, what is to be said about it)."""
-    data, note = har.inflated(body.data(), encodings, most + MARGIN)
+    data, note = har.inflated(bytes(body.data), encodings, most + MARGIN)
+    cut = body.cut or note == "cut"
     data = redact(data)
     notes = [note] if note and note != "cut" else []
-    if len(data) > most or note == "cut" or body.size > sum(map(len, body.pieces)):
-        notes.append(f"the first {min(len(data), most)} bytes")
-    return data[:most], "; ".join(notes)
+    # Its end may be a part of a secret, which nobody knows for one.
+    shown = data[: max(0, min(most, len(data) - MARGIN))] if cut else data[:most]
+    if cut or len(data) > most:
+        notes.append(f"the first {len(shown)} bytes")
+    return shown, "; ".join(notes)
 
 
 def _headers(headers: Headers) -> list[har.Pair]:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ class Plugin:
         self._runtime: Runtime | None = None
         self._shared: HarFile | None = None
         self._captures: dict[str, _Capture] = {}
-        self._open: OrderedDict[int, Exchange] = OrderedDict()
+        self._open: dict[int, Exchange] = {}
         """By number."""
         self._done: deque[tuple[_Capture, Exchange | None]] = deque()
         """For the files; None: the agent has ended."""
@@ -209,7 +209,7 @@ class Plugin:
         exchange.request = RequestHead(head.method, head.target, head.headers.copy(), head.version)
 
         def look(piece: bytes, last: bool) -> bytes:
-            self._keep(exchange, exchange.sent.add(piece) if self._held < MAX_HELD else 0)
+            self._keep(exchange, exchange.sent.add(piece, self._held < MAX_HELD))
             return piece
 
         look.same_length = True  # type: ignore[attr-defined]  # so that a Content-Length stays
@@ -221,9 +221,7 @@ class Plugin:
         if exchange is None or exchange.agent != agent.id:
             return
         exchange.response = head
-        head.observers.append(
-            lambda piece, last: self._keep(exchange, exchange.received.add(piece) if self._held < MAX_HELD else 0)
-        )
+        head.observers.append(lambda piece, last: self._keep(exchange, exchange.received.add(piece, self._held < MAX_HELD)))
 
     def _keep(self, exchange: Exchange, size: int) -> None:
         exchange.held += size
