@@ -21,7 +21,7 @@ from agentfw.agents import ExitReport
 from agentfw.config import load_config
 from agentfw.plugins import load_plugins
 from agentfw.pool.jobs import PoolError
-from agentfw.testing import FakeServer, Request, Response, fetch, make_agent, running
+from agentfw.testing import FakeServer, Request, Response, fetch, make_agent, make_runtime, running
 from agentfw_capture import Config, Plugin, exchanges, har, masks
 from agentfw_capture.files import HarFile
 from hypothesis import HealthCheck, given, settings
@@ -464,6 +464,34 @@ async def test_no_directory_no_start(tmp_path: Path) -> None:
         plugin.reconfigure(Config(str(tmp_path), labels={"team": "red"}))()
         await runtime.admit(make_agent("red", team="red"))
     assert load(tmp_path / "red.har")["entries"] == []
+
+
+@async_test
+async def test_one_file_is_not_a_pools(tmp_path: Path) -> None:
+    """Its workers and its router would begin it anew, and write over each other."""
+
+    class Link:
+        role = "worker"
+
+    runtime = make_runtime(Plugin(Config(file=str(tmp_path / "a.har"))))
+    runtime.pool = Link()  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match="a pool needs a `directory`"):
+        await runtime.start()
+    assert not names(tmp_path)
+
+
+@async_test
+async def test_one_file_has_all_that_run_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """`agentfw run -n 1000` admits them all before the first has a VM."""
+    (tmp_path / "own").mkdir()
+    for config, most in ((Config(file=str(tmp_path / "all.har")), 300), (Config(str(tmp_path / "own")), 256)):
+        plugin = Plugin(config)
+        async with running(plugin, FakeServer(server)) as runtime:
+            for number in range(300):
+                await runtime.admit(captured(f"a{number}"))
+        assert (plugin.statistics()["agents"], plugin.statistics()["refused"]) == (most, 300 - most)
+    assert len(load(tmp_path / "all.har")["pages"]) == 300 and len(names(tmp_path / "own")) == 256
+    assert caplog.text.count("is not captured") == 1
 
 
 @async_test

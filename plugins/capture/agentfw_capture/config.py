@@ -13,7 +13,8 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Where files go, one an agent, named after it, relative to agentfw.toml; mode 0600, and nowhere that agents see. It must be
     there. Without one nobody is captured, but with `agentfw run --har`."""
     file: str = ""
-    """One file for all agents instead, written anew at the start; `agentfw run --har FILE` sets it."""
+    """One file for all agents instead, written anew at the start; `agentfw run --har FILE` sets it. Not for pools: all of a
+    pool's processes would write it."""
     labels: dict[str, str] = {}
     """Agents with all of these are captured though they did not ask. Empty: none is."""
     body_bytes: int = 65536

@@ -26,7 +26,9 @@ from .files import HarFile
 from .thread import WriterThread
 
 MAX_AGENTS = 256
-"""Captured at one time; further ones are not."""
+"""Captured at one time, each into a file of its own; further ones are not."""
+MAX_PAGES = 4096
+"""Likewise, into one file for all: `agentfw run -n` has them all at once, also those that wait for a VM."""
 MAX_OPEN = 1024
 """Exchanges that are going on, of all agents."""
 MAX_HELD = 64 << 20
@@ -130,6 +132,8 @@ class Plugin:
         try:
             self._check_directory(self._config)
             if self._config.file:
+                if runtime.pool is not None:  # each of its processes would write over what the others do
+                    raise ConfigError("file", "is for `agentfw run`; a pool needs a `directory`")
                 try:
                     self._shared = HarFile(self._place(self._config), self._config.max_bytes, only=False)
                 except OSError as error:
@@ -166,9 +170,11 @@ class Plugin:
         labels = config.labels
         if not agent.capture and not (labels and all(agent.labels.get(name) == value for name, value in labels.items())):
             return
-        if len(self._captures) >= MAX_AGENTS:
+        most = MAX_AGENTS if self._shared is None else MAX_PAGES
+        if len(self._captures) >= most:
+            if not self._counters["refused"]:
+                log.warning("%s is not captured, nor are others: %d are at a time", agent.name, most)
             self._counters["refused"] += 1
-            log.warning("%s is not captured: %d others are", agent.name, MAX_AGENTS)
             return
         self._counters["agents"] += 1
         self._captures[agent.id] = _Capture(agent, self._title(agent))
