@@ -80,7 +80,6 @@ class Chooser:
         by: Sequence[str] = (),
         denied: bool = False,
     ) -> None:
-        self.since = since
         self._checks: list[Callable[[Line], bool]] = []
         if since is not None:
             self._checks.append(lambda line: line.time >= since)
@@ -118,8 +117,8 @@ class Chooser:
 
 
 def _matcher(texts: Sequence[str]) -> Callable[[str], bool]:
-    """Whether a text that is not empty is one of these. Case counts."""
-    pattern = re.compile("|".join(fnmatch.translate(text) for text in texts))
+    """Whether a text that is not empty is one of these. Case counts, and brackets are themselves: addresses have some."""
+    pattern = re.compile("|".join(fnmatch.translate(text.replace("[", "[[]")) for text in texts))
     return lambda text: bool(text) and pattern.match(text) is not None
 
 
