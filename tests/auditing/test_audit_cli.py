@@ -115,6 +115,7 @@ def test_csv_is_no_spreadsheets_program(log: Path, capfdbinary: pytest.CaptureFi
     assert rows[4][2].startswith("\\x1b]0;") and all(cell.isprintable() for row in rows for cell in row)
     log.write_text(json.dumps({"time": 2000, "event": "x", "agent": "=1+1", "model": "-2"}) + "\n")
     assert "'=1+1,'-2" in run(capfdbinary, "query", "--file", log, "--format", "csv", "--fields", "agent,model")[1]
+    assert run(capfdbinary, "query", "--file", log, "--fields", "agent,model")[1].splitlines()[-1].split() == ["=1+1", "-2"]
 
 
 def test_counting(log: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:

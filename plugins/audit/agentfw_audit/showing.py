@@ -95,7 +95,7 @@ class Table:
         if self._names:
             values = [(name, value_of(found, name)) for name in self._names]
             cells = [
-                when(value) if name == "time" and isinstance(value, (int, float)) else _cell(value) for name, value in values
+                when(value) if name == "time" and isinstance(value, (int, float)) else _text(value) for name, value in values
             ]
             text = "  ".join(fitted(shown(cell, 256), width) for cell, width in zip(cells, self._widths, strict=True))
         else:
@@ -118,6 +118,10 @@ def in_words(found: Mapping[str, Any]) -> str:
 
 def _plain(value: Any) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else _plain(value)
 
 
 def _get(found: Mapping[str, Any], name: str, form: str = "{}") -> str:
@@ -218,7 +222,7 @@ class Counts:
         self.found: Counter[tuple[str, ...]] = Counter()
 
     def add(self, found: Mapping[str, Any]) -> None:
-        values = tuple(shown("" if (value := value_of(found, name)) is None else _plain(value), 256) for name in self.names)
+        values = tuple(shown(_text(value_of(found, name)), 256) for name in self.names)
         if values not in self.found and len(self.found) >= MAX_KINDS:
             values = (OTHERS,) * len(self.names)
         count = found.get("count", 1)
