@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agentfw import Agent, Denied, Destination, RequestHead, hookimpl
+from agentfw import Agent, Denied, Destination, RequestHead, dns_wire, hookimpl
 from agentfw.config import load_config
 from agentfw.errors import HookError
 from agentfw.plugins import PluginManager, load_plugins
@@ -15,7 +15,7 @@ from agentfw.plugins.manager import TELLING
 from agentfw.reports import Decision
 from agentfw.runtime import Runtime
 from agentfw.testing import make_agent
-from agentfw_audit import Config, Plugin, decisions
+from agentfw_audit import Config, Plugin, answers, decisions
 
 from tests.core.support import (
     Loopback,
@@ -297,6 +297,16 @@ async def test_questions_with_what_was_answered(tmp_path: Path) -> None:
         (HOST, 1, 0, ["10.0.2.2"], None), ("no.example", 1, 5, None, "rules: no"), ("unknown.example", 1, told[2][2], None, None),
     ]  # fmt: skip
     assert told[2][2] in (2, 3)
+
+
+def test_long_answers_are_told_and_not_kept() -> None:
+    query = dns_wire.make_query("long.example", dns_wire.A)
+    read = dns_wire.parse_query(query)
+    for count, kept in ((3, 1), (2000, 0)):
+        reply = dns_wire.make_reply(query, read, [(f"192.0.{number >> 8}.{number & 255}", 60) for number in range(count)])
+        before = answers._read.cache_info().currsize
+        assert answers.addresses(dns_wire.A, reply)[:3] == ("192.0.0.0", "192.0.0.1", "192.0.0.2")
+        assert answers._read.cache_info().currsize - before == kept and answers.addresses(dns_wire.MX, reply) == ()
 
 
 @async_test
