@@ -114,3 +114,14 @@ def test_a_process_without_a_descriptor_left_is_measured(monkeypatch: pytest.Mon
     physical = Physical()
     monkeypatch.setattr(os, "memfd_create", none_left)
     assert asyncio.run(physical.look([], 0)) > MIB
+
+
+def test_who_asks_while_it_is_looked_is_told_that() -> None:
+    """The page and Prometheus ask at once when a pool has just begun: one of them was told that it takes nothing."""
+
+    async def both() -> list[int]:
+        physical = Physical()
+        return await asyncio.gather(physical.look([], 0), physical.look([], 0))
+
+    one, other = asyncio.run(both())
+    assert one == other > MIB

@@ -30,14 +30,16 @@ class Physical:
     def __init__(self) -> None:
         self._known = 0, False
         self._at = float("-inf")
+        self._looking = asyncio.Lock()
         _memory_device()  # later there may be no descriptor left for it
 
     async def look(self, workers: Iterable[int], vms: int) -> int:
         """Bytes, not older than SECONDS. `workers`: their processes; `vms`: that there are."""
-        now = time.monotonic()
-        if now - self._at >= SECONDS:
-            self._at = now
-            self._known = await asyncio.to_thread(measure, os.getpid(), list(workers))
+        async with self._looking:  # who asks meanwhile is told the same, not what was before
+            now = time.monotonic()
+            if now - self._at >= SECONDS:
+                self._known = await asyncio.to_thread(measure, os.getpid(), list(workers))
+                self._at = now
         used, whole = self._known
         return used if whole else used + vms * KERNEL
 
