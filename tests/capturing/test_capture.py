@@ -467,6 +467,22 @@ async def test_no_directory_no_start(tmp_path: Path) -> None:
 
 
 @async_test
+async def test_who_has_begun_is_captured_where_it_was_said_then(tmp_path: Path) -> None:
+    """And not beside agentfw.toml, where agents may look, when no directory is named any more."""
+    first, other = tmp_path / "first", tmp_path / "other"
+    first.mkdir()
+    other.mkdir()
+    (tmp_path / "agentfw.toml").write_text("")
+    for after in (Config(), Config(str(other))):
+        plugin = Plugin(Config(str(first)))
+        async with running(plugin, FakeServer(server), config=load_config(tmp_path / "agentfw.toml")) as runtime:
+            await runtime.admit(captured())
+            plugin.reconfigure(after)()
+            await fetch(runtime, "https://x.example/a", agent=captured())
+    assert names(first) == ["a-2.har", "a.har"] and names(other) == [] and "a.har" not in names(tmp_path)
+
+
+@async_test
 async def test_one_file_is_not_a_pools(tmp_path: Path) -> None:
     """Its workers and its router would begin it anew, and write over each other."""
 

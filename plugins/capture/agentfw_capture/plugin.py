@@ -45,16 +45,15 @@ log = logging.getLogger("agentfw.capture")
 class _Capture:
     """Of one agent."""
 
-    __slots__ = ("agent", "began", "ended", "file", "left_out", "title", "waiting")
+    __slots__ = ("agent", "began", "directory", "ended", "file", "left_out", "title")
 
-    def __init__(self, agent: Agent, title: str) -> None:
+    def __init__(self, agent: Agent, title: str, directory: Path) -> None:
         self.agent = agent
         self.title = title
+        self.directory = directory
         self.began = time.time()
         self.file: HarFile | None = None
         self.left_out = 0
-        self.waiting = 0
-        """Entries that are not in the file yet."""
         self.ended = False
 
 
@@ -177,7 +176,7 @@ class Plugin:
             self._counters["refused"] += 1
             return
         self._counters["agents"] += 1
-        self._captures[agent.id] = _Capture(agent, self._title(agent))
+        self._captures[agent.id] = _Capture(agent, self._title(agent), self._place(config))
 
     def _title(self, agent: Agent) -> str:
         title = shown(agent.name, 128)
@@ -250,7 +249,6 @@ class Plugin:
             self._held -= found.held
             self._left_out(capture)
             return
-        capture.waiting += 1
         self._done.append((capture, found))
         self._more.set()
 
@@ -268,10 +266,7 @@ class Plugin:
                 try:
                     await self._write(batch)
                 finally:
-                    for capture, exchange in batch:
-                        if exchange is not None:
-                            self._held -= exchange.held
-                            capture.waiting -= 1
+                    self._held -= sum(exchange.held for _, exchange in batch if exchange is not None)
             if self._stopping:
                 if self._shared is not None:
                     await asyncio.get_running_loop().run_in_executor(self._thread, _closed, self._shared)
@@ -336,7 +331,7 @@ class Plugin:
             name = agent.job or agent.id
             if not _ID.match(name):
                 raise OSError(0, "no name for a file")
-            file = capture.file = _new_file(self._place(self._config), name, self._config.max_bytes)
+            file = capture.file = _new_file(capture.directory, name, self._config.max_bytes)
         page = har.Page(startedDateTime=har.moment(capture.began), id=capture.agent.id, title=capture.title, pageTimings={})
         file.page(page)
         return file
