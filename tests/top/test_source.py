@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from agentfw.cli.top.source import MISSING, PoolSource
-from agentfw.pool.jobs import Job, PoolError
+from agentfw.cli.top.source import MISSING, TAIL, PoolSource
+from agentfw.pool.jobs import Job, PoolError, Usage
 
 from tests.dashboard.fake import FakeObservatory
+from tests.pool.routers import until
 from tests.pool.support import served
 
 
@@ -61,6 +62,22 @@ def test_without_one(tmp_path: Path, nothing_left: None) -> None:
             assert (await source.look(0)).missing == MISSING, "asked again only after it was lost"
             await source.reconnect()
             assert (await source.look(0)).missing == ""
+
+    asyncio.run(body())
+
+
+def test_what_is_left_out_is_counted_when_a_worker_does_not_say_how_much_there_is(tmp_path: Path, nothing_left: None) -> None:
+    async def body() -> None:
+        async with served(tmp_path / "s") as found:
+            code = "import time; print('x' * 299_999, flush=True); time.sleep(60)"
+            job = (await found.backend.submit(Job(mode="code", target=code))).id
+            await until(lambda: found.backend.runs[job].written[1] == 300_000)
+            found.backend.usage = nobody
+            tail = await PoolSource(found.client).output(job)
+            assert len(tail.data) == 2 * TAIL and tail.before == 300_000 - 2 * TAIL
+
+    async def nobody() -> dict[str, Usage]:
+        return {}
 
     asyncio.run(body())
 

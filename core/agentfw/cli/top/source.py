@@ -129,9 +129,10 @@ class PoolSource:
         try:
             job, usage = await asyncio.gather(self._pool.info(id), self._pool.usage())
             used = job.result.usage if job.result is not None else usage.get(id, Usage())
-            begin = {1: max(used.stdout - TAIL, 0), 2: max(used.stderr - TAIL, 0)}
+            ends = {1: max(used.stdout - TAIL, 0), 2: max(used.stderr - TAIL, 0)}
             data = bytearray()
-            async for piece in self._pool.output(id, follow=False, stdout=begin[1], stderr=begin[2]):
+            async for piece in self._pool.output(id, follow=False, stdout=ends[1], stderr=ends[2]):
+                ends[piece.stream] = piece.offset + len(piece.data)
                 data += piece.data
                 if len(data) > 8 * TAIL:  # it wrote more since it was measured
                     del data[: -2 * TAIL]
@@ -139,9 +140,8 @@ class PoolSource:
             if error.code not in ("not_found", "no_such_job"):
                 raise
             return Tail()
-        written = used.stdout + used.stderr
         data = data[-2 * TAIL :]
-        return Tail(bytes(data), max(written - len(data), 0))
+        return Tail(bytes(data), max(sum(ends.values()) - len(data), 0))
 
 
 def row_of(job: JobInfo, usage: Usage | None) -> AgentRow:
