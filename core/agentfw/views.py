@@ -312,3 +312,10 @@ def dns_cache(statistics: Mapping[str, float]) -> tuple[int, int]:
         return int(sum(statistics.get(f"dns.{name}", 0) for name in names))
 
     return whole("hits", "negative_hits", "failure_hits", "override_hits"), whole("misses", "passed", "coalesced")
+
+
+def how_of(kind: str, code: int, signal: int) -> str:
+    """`AgentRow.how` of an end: an ExitReport's, a JobResult's."""
+    if kind == "code":
+        return f"code {code}"
+    return f"signal {signal}" if kind == "signal" else kind

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from agentfw.pool.jobs import JobInfo, Usage
-from agentfw.views import AgentRow, AgentTable
+from agentfw.views import AgentRow, AgentTable, how_of
 
 from .wire import Row
 
@@ -92,13 +92,6 @@ def job_row(info: JobInfo, told: Row | None, usage: Usage | None) -> AgentRow:
         last_at=told.last_at,
         how="" if result is None else how_of(result.kind, result.code, result.signal),
     )
-
-
-def how_of(kind: str, code: int, signal: int) -> str:
-    """How a job ended, in a word or two."""
-    if kind == "code":
-        return f"code {code}"
-    return f"signal {signal}" if kind == "signal" else kind
 
 
 _NOTHING = Usage()

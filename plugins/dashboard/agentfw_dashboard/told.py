@@ -16,11 +16,11 @@ from agentfw.views import (
     SeenName,
     Step,
     Syscall,
+    how_of,
 )
 from agentfw.views import OpenedFile as Opened
 from msgspec.structs import replace
 
-from .rows import how_of
 from .story import Event, Refused, Story, cut
 from .wire import Row
 

@@ -28,14 +28,14 @@ class Known:
     """When its CPU time was seen to grow."""
 
 
-def seconds_of(known: Known, now: float) -> float:
+def seconds_of(row: AgentRow, now: float) -> float:
     """Since its beginning (or since it was submitted), to its end."""
-    row = known.row
     begun = row.started if row.started is not None else row.submitted
     return max((row.ended if row.ended is not None else now) - begun, 0.0)
 
 
-def _state(row: AgentRow) -> str:
+def state_of(row: AgentRow) -> str:
+    """Or how it ended."""
     return row.how or row.state if row.state == "done" else row.state
 
 
@@ -83,9 +83,26 @@ COLUMNS = (
     Column("id", "ID", "I", 13, 12, "id of its job", lambda k, _: k.row.id, lambda k, _: k.row.id, False),
     Column("tenant", "TENANT", "E", 10, 13, "whose it is", lambda k, _: k.row.tenant, lambda k, _: k.row.tenant, False),
     Column(
-        "state", "STATE", "S", 8, 1, "state, or how it ended", lambda k, _: _state_order(k.row), lambda k, _: _state(k.row), False
+        "state",
+        "STATE",
+        "S",
+        8,
+        1,
+        "state, or how it ended",
+        lambda k, _: _state_order(k.row),
+        lambda k, _: state_of(k.row),
+        False,
     ),
-    Column("time", "TIME", "T", 6, 2, "how long it has run, or waited", seconds_of, lambda k, now: words.ago(seconds_of(k, now))),
+    Column(
+        "time",
+        "TIME",
+        "T",
+        6,
+        2,
+        "how long it has run, or waited",
+        lambda k, now: seconds_of(k.row, now),
+        lambda k, now: words.ago(seconds_of(k.row, now)),
+    ),
     Column(
         "cores",
         "CORES",

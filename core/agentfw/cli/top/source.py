@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ...pool.jobs import JobInfo, PoolError, PoolInfo, Usage
-from ...views import AgentRow, AgentStory, AgentTable, Loaded, Overview, dns_cache
+from ...views import AgentRow, AgentStory, AgentTable, Loaded, Overview, dns_cache, how_of
 
 if TYPE_CHECKING:
     from ...pool.client import HttpBackend
@@ -146,11 +146,8 @@ class PoolSource:
 
 def row_of(job: JobInfo, usage: Usage | None) -> AgentRow:
     """As far as any pool knows it."""
-    used = usage if usage is not None else job.result.usage if job.result is not None else Usage()
-    how = ""
-    if job.result is not None:
-        how = f"code {job.result.code}" if job.result.kind == "code" else job.result.kind
-        how = f"signal {job.result.signal}" if job.result.kind == "signal" else how
+    result = job.result
+    used = usage if usage is not None else result.usage if result is not None else Usage()
     return AgentRow(
         id=job.id,
         name=job.name,
@@ -166,7 +163,7 @@ def row_of(job: JobInfo, usage: Usage | None) -> AgentRow:
         memory=used.memory if job.state != "done" else 0,
         bytes_up=used.bytes_up,
         bytes_down=used.bytes_down,
-        how=how,
+        how="" if result is None else how_of(result.kind, result.code, result.signal),
     )
 
 

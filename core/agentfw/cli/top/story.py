@@ -8,6 +8,7 @@ from ...texts import Tamed, fitted, shown
 from ...views import AgentRow, AgentStory, OpenedFile, SeenDestination, SeenModelCall, SeenName, Step, Syscall
 from . import words
 from .pages import Line, Span, denials
+from .rows import seconds_of, state_of
 from .source import TAIL, Tail
 from .words import Glyphs
 
@@ -54,14 +55,12 @@ def story_page(story: AgentStory, tail: Tail, now: float, columns: int, glyphs: 
 
 
 def _summary(row: AgentRow, now: float, columns: int) -> list[Line]:
-    state = row.how or row.state if row.state == "done" else row.state
     role = "good" if row.state == "running" or row.how == "code 0" else "bad" if row.state == "done" else "warn"
-    begun = row.started if row.started is not None else row.submitted
     labels = " ".join(f"{shown(name, 64)}={shown(value, 128)}" for name, value in row.labels.items())
     where = "" if row.worker is None else f", worker {row.worker}"
     return [
-        ((f"{shown(row.name, 200)} ", "b"), (shown(row.id, 40), "dim"), ("  ", ""), (shown(state, 60), role),
-         (f" for {words.ago(max((row.ended if row.ended is not None else now) - begun, 0))}", "")),
+        ((f"{shown(row.name, 200)} ", "b"), (shown(row.id, 40), "dim"), ("  ", ""), (shown(state_of(row), 60), role),
+         (f" for {words.ago(seconds_of(row, now))}", "")),
         (("tenant ", "key"), (shown(row.tenant, 64), ""), ("  template ", "key"), (shown(row.template, 64) + where, ""),
          ("  labels ", "key"), (shown(labels, 400) or "-", "")),
         (("CPU ", "key"), (words.took(row.cpu_seconds), ""), ("  memory ", "key"), (words.size(row.memory), ""),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..connect import duration
+
 
 @dataclass(frozen=True)
 class Glyphs:
@@ -68,8 +70,6 @@ def took(seconds: float | None) -> str:
 
 def ago(seconds: float) -> str:
     """A life's length: 0.4s, 12s, 3m05s, 2h07m, 4d03h."""
-    from ..connect import duration
-
     return duration(seconds)
 
 
