@@ -10,7 +10,7 @@ def test_every_rule_is_said() -> None:
         allow=["api.openai.com:443", "*.pypi.org"],
         deny=["evil.pypi.org"],
         allow_addresses=["10.0.0.0/8"],
-        limits={"requests": 100},
+        limits={"requests": 100, "bytes": "10M"},
         rule=[
             {
                 "action": "allow", "host": "api.github.com", "ports": [443, "8000-8010"], "methods": ["POST", "GET"],
@@ -29,18 +29,18 @@ Agents that no profile is meant for:
   deny  evil.pypi.org  (deny.0)
   allow api.github.com; port 443, 8000-8010; only GET, POST; below /repos; for team=red|blue; only reported  (rule.0)
   names may lead to 10.0.0.0/8
-  an agent: requests 100
+  an agent: bytes 10485760, requests 100
 
 Profile open, for agents labelled policy=open, or run=7 and called browse-*:
   what no rule speaks of is allowed, and deny goes before allow
   what would be denied is only reported
   deny  evil.pypi.org  (deny.0)
-  an agent: requests 100
+  an agent: bytes 10485760, requests 100
 
 Profile bare, for agents labelled policy=bare:
   what no rule speaks of is denied, and deny goes before allow
   deny  evil.pypi.org  (deny.0)
-  an agent: requests 100
+  an agent: bytes 10485760, requests 100
 """
     )
 

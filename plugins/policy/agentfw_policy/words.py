@@ -77,4 +77,4 @@ def _labels(labels: Iterable[tuple[str, tuple[str, ...]]]) -> str:
 
 
 def _limits(limits: Limits) -> str:
-    return ", ".join(f"{name} {value:g}" for name, (value, _, _) in limits.values.items())
+    return ", ".join(f"{name} {value:.15g}" for name, (value, _, _) in limits.values.items())
