@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import subprocess
 import sys
@@ -479,13 +480,41 @@ async def test_headers_that_are_none(collector: Collector, tmp_path: Path, text:
     assert raised.value.key == "otel.headers_file"
 
 
-@pytest.mark.parametrize("command", [("false",), ("/nowhere",), ("echo", "nonsense"), ("sh", "-c", "yes k: v | head -c 100000")])
+@pytest.mark.parametrize("command", [("false",), ("/nowhere",), ("echo", "nonsense"), ("yes", "k: v")])
 @async_test
 async def test_programs_that_print_none(collector: Collector, command: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError) as raised:
         async with running(made(collector, headers_command=command)):
             pass
     assert raised.value.key == "otel.headers_command"
+
+
+@async_test
+async def test_what_a_program_started_ends_with_it(collector: Collector, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It has ended at once, but another has its output still."""
+    monkeypatch.setattr("agentfw_otel.headers.COMMAND_SECONDS", 0.3)
+    ended = tmp_path / "ended"
+    with pytest.raises(ConfigError, match="did not end within") as raised:
+        async with running(made(collector, headers_command=("sh", "-c", f"(sleep 0.6; touch {ended}) & echo k: v"))):
+            pass
+    await asyncio.sleep(0.8)
+    assert raised.value.key == "otel.headers_command" and not ended.exists()
+
+
+@async_test
+async def test_a_program_that_is_under_way_ends_with_the_plugin(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("agentfw_otel.plugin.STOP_SECONDS", 0.2)
+    before, ended = tmp_path / "before", tmp_path / "ended"
+    script = f"if test -e {before}; then sleep 8; touch {ended}; fi; touch {before}; echo k: v"
+    collector.answer = status(401)
+    plugin = made(collector, headers_command=("sh", "-c", script))
+    async with running(plugin) as runtime:
+        await lived(runtime, make_agent("a"))
+    source = plugin._spans.sending._source
+    await until(lambda: not source._running)
+    assert before.exists() and not ended.exists() and len(collector.requests) == 1
 
 
 def test_agents_must_not_see_the_headers(tmp_path: Path, collector: Collector) -> None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
-import selectors
-import signal
 import subprocess
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from agentfw import ConfigError
+from agentfw.small_output import NoOutput, kill, small_output
 
 from . import shared
 from .config import CommandConfig
@@ -196,71 +194,18 @@ class Command(Renewed):
     async def stop(self) -> None:
         self._stopped = True
         for process in list(self._running):  # or its thread would hold up the end
-            _kill(process)
+            kill(process)
         await super().stop()
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
 def _output(config: CommandConfig, running: set[subprocess.Popen[bytes]]) -> str:
-    """Run it to its end; all that it started ends with it. `running` has it meanwhile. Unavailable."""
+    """Run it to its end. `running` has it meanwhile. Unavailable."""
     try:
-        process = subprocess.Popen(
-            config.argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    except (OSError, ValueError) as error:
-        raise Unavailable(f"it cannot be run: {getattr(error, 'strerror', None) or 'bad arguments'}") from None
-    assert process.stdout is not None
-    running.add(process)
-    try:
-        deadline = time.monotonic() + config.timeout
-        data = _read_all(process.stdout.fileno(), deadline)
-        if data is not None and len(data) > READ:
-            raise Unavailable("it printed too much")
-        if data is None or not _ended(process.pid, deadline):
-            raise Unavailable(f"it did not end within {config.timeout:g} s")
-    finally:
-        _kill(process)  # before wait(): until then the number is its own
-        running.discard(process)
-        code = process.wait()
-        process.stdout.close()
-    if code:
-        raise Unavailable(f"it was ended by signal {-code}" if code < 0 else f"it ended with status {code}")
-    try:
+        data = small_output(config.argv, config.timeout, READ, running)
         return check_secret(one_line(data.decode("utf-8")), "what it printed")
+    except NoOutput as error:
+        raise Unavailable(str(error)) from None
     except UnicodeDecodeError:
         raise Unavailable("what it printed is not text") from None
     except ConfigError as error:
         raise Unavailable(error.message) from None
-
-
-def _ended(pid: int, deadline: float) -> bool:
-    """It has, by then; its status, and with it its number, are left there."""
-    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def _read_all(descriptor: int, deadline: float) -> bytes | None:
-    """Until the end or more than READ bytes; None if it takes too long."""
-    data = b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(descriptor, selectors.EVENT_READ)
-        while len(data) <= READ:
-            left = deadline - time.monotonic()
-            if left <= 0 or not selector.select(left):
-                return None
-            piece = os.read(descriptor, 65536)
-            if not piece:
-                break
-            data += piece
-    return data

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from agentfw import ConfigError
 from agentfw.small_files import read_small
+from agentfw.small_output import NoOutput, kill, small_output
 
 from .config import Config
 
@@ -37,7 +38,7 @@ def parse(text: str, key: str) -> dict[str, str]:
 
 
 class Source:
-    """The headers as they are now. Used from one thread."""
+    """The headers as they are now. Used from one thread, but for `close()`."""
 
     def __init__(self, config: Config) -> None:
         self._file = None if config.headers_file is None else Path(config.headers_file).expanduser()
@@ -46,6 +47,7 @@ class Source:
         self._seen: tuple[int, int, int] | None = None
         self._asked = False
         """The program has been run."""
+        self._running: set[subprocess.Popen[bytes]] = set()
 
     def first(self) -> None:
         """ConfigError if there are none to be had."""
@@ -69,6 +71,11 @@ class Source:
         if self._command:
             self._run()
 
+    def close(self) -> None:
+        """Nobody waits any more for what a program prints."""
+        for process in list(self._running):
+            kill(process)
+
     def _read(self) -> None:
         assert self._file is not None
         try:
@@ -86,15 +93,8 @@ class Source:
 
     def _run(self) -> None:
         try:
-            done = subprocess.run(
-                self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                timeout=COMMAND_SECONDS, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise ConfigError("headers_command", f"did not end within {COMMAND_SECONDS:g} s") from None
-        except OSError as error:
-            raise ConfigError("headers_command", f"cannot be run: {error.strerror or error}") from None
-        if done.returncode or len(done.stdout) > MAX_BYTES:
-            raise ConfigError("headers_command", f"ended with status {done.returncode} and {len(done.stdout)} bytes")
-        self._found = parse(done.stdout.decode("ascii", "replace"), "headers_command")
+            printed = small_output(self._command, COMMAND_SECONDS, MAX_BYTES, self._running)
+        except NoOutput as error:
+            raise ConfigError("headers_command", str(error)) from None
+        self._found = parse(printed.decode("ascii", "replace"), "headers_command")
         self._asked = True

@@ -204,6 +204,7 @@ class Sending:
                 await ended.wait()
         except TimeoutError:
             self.exporter.shutdown()  # no further attempts
+            self._source.close()
             return False
         return not self.waiting
 
