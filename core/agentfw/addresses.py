@@ -48,6 +48,14 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _ISATAP = (0x00005EFE, 0x02005EFE)
 
 
+def is_loopback(host: str) -> bool:
+    """What is said to it does not leave this host."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
 @functools.lru_cache(maxsize=4096)
 def is_public(address: str) -> bool:
     """Of a numeric address: it is unicast on the public internet, whatever it embeds included. Not an address: False."""

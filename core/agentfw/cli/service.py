@@ -208,7 +208,7 @@ class _Process:
     async def _open(
         self, api: ApiServer, place: SocketPlace, listen: tuple[str, int, bytes] | None, sockets: list[socket.socket]
     ) -> None:
-        from ..pool.guard import is_loopback
+        from ..addresses import is_loopback
 
         if listen is not None:
             host, _, token = listen

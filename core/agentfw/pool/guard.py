@@ -95,14 +95,6 @@ class Listener:
         return self.token is not None
 
 
-def is_loopback(host: str) -> bool:
-    """What is said to it does not leave this host."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
-
-
 def bind_tcp(host: str, port: int) -> list[socket.socket]:
     """Sockets bound to all addresses of `host` that this machine has, at one port (0: any that is free); they do not listen yet.
     OSError."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from agentfw.addresses import is_loopback
 from agentfw.config import Config as File
-from agentfw.pool.guard import bind_tcp, is_loopback
+from agentfw.pool.guard import bind_tcp
 
 from .config import Config
 

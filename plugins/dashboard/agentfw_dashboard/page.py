@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentfw import ConfigError
+from agentfw.addresses import is_loopback
 from agentfw.pool.authority import RouterLink
-from agentfw.pool.guard import bind_tcp, is_loopback
+from agentfw.pool.guard import bind_tcp
 from agentfw.pool.tokens import read_token
 
 from .config import Config

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
 import msgspec
 from agentfw import ConfigError
+from agentfw.addresses import is_loopback
 from agentfw.config import path_beside
 
 TRACES = "/v1/traces"
@@ -99,9 +99,4 @@ def _check_endpoint(text: str) -> None:
 def is_private(endpoint: str) -> bool:
     """What is sent there cannot be read on the way."""
     url = urlsplit(endpoint)
-    if url.scheme == "https" or url.hostname == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(url.hostname or "").is_loopback
-    except ValueError:
-        return False
+    return url.scheme == "https" or is_loopback(url.hostname or "")
