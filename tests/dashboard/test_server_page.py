@@ -166,6 +166,27 @@ async def test_a_reload_that_cannot_be() -> None:
         assert not found.trouble and found.url == f"http://{config.listen}"
 
 
+@async_test
+async def test_a_reload_to_an_address_that_is_not_this_machines() -> None:
+    """With the port that the page has already: it gives that up before it can know."""
+    first = Config(listen=f"127.0.0.1:{free_port()}")
+    async with page(first) as found:
+        before = found.url
+        config = Config(listen=f"192.0.2.1:{found.addresses[0][1]}")
+        with pytest.raises(ConfigError, match="cannot listen at 192"):
+            found.check(config)
+        token = found.server.access.token
+        for _ in range(2):  # each reload tries again
+            found.trouble = ""
+            found.adopt(config, token.encode())  # the machine had it when it was checked
+            await found.move()
+            assert found.trouble and found.url == before
+            assert await status(f"{found.url}/data/overview", token) == 200
+        found.adopt(first, found.check(first))
+        await found.move()
+        assert not found.trouble and found.url == before
+
+
 @pytest.mark.parametrize(
     ("table", "key"),
     [

@@ -57,7 +57,7 @@ class Page:
         await self.server.start()
         try:
             self._write_token()
-            await self._listen(self.bind(self.config))
+            await self._listen(self.bind(self.config), self.config.address)
         except BaseException:
             await self.close()
             raise
@@ -102,8 +102,8 @@ class Page:
     def check(self, config: Config) -> bytes:
         """Whether it could be so; -> the token. ConfigError."""
         token = self._token(config)
-        if config.address != self.config.address and config.address is not None and not self._has(config.address):
-            for sock in self.bind(config):
+        if config.address != self.config.address and config.address is not None:
+            for sock in self.bind(config, port=0 if self._has(config.address) else None):  # what we have ourselves is no fault
                 sock.close()
         return token
 
@@ -117,6 +117,7 @@ class Page:
     async def move(self) -> None:
         """To where the configuration says; with that taken meanwhile it stays where it was."""
         if self.config.address == self._at:
+            self.trouble = ""
             return
         before = self.addresses
         if self.config.address is None or self._has(self.config.address):
@@ -124,37 +125,39 @@ class Page:
         try:
             sockets = self.bind(self.config)
         except ConfigError as error:
-            self.trouble = str(error)
             log.error("%s", error)
             if before and not self.server.listening:
-                await self._listen([sock for host, port in before for sock in bind_tcp(host, port)])
+                await self._listen([sock for host, port in before for sock in bind_tcp(host, port)], self._at)
+            self.trouble = str(error)
             return
         self.server.stop_listening()
-        await self._listen(sockets)
+        await self._listen(sockets, self.config.address)
         log.info("the dashboard is at %s now", self.url or "no address")
 
-    def bind(self, config: Config) -> list[socket.socket]:
-        """ConfigError, with the key."""
+    def bind(self, config: Config, *, port: int | None = None) -> list[socket.socket]:
+        """`port`: instead of the configured one. ConfigError, with the key."""
         if config.address is None:
             return []
-        host, port = config.address
+        host, configured = config.address
         try:
-            return bind_tcp(host, port)
+            return bind_tcp(host, configured if port is None else port)
         except OSError as error:
             found = self._runtime.config.error("dashboard.listen", f"cannot listen at {config.listen}: {error.strerror or error}")
             found.hint = 'another one has the port: name a free one, 0 for any, or "" for no page'
             raise found from None
 
-    async def _listen(self, sockets: list[socket.socket]) -> None:
-        self._at = self.config.address
+    async def _listen(self, sockets: list[socket.socket], at: tuple[str, int] | None) -> None:
+        """`at`: the configured address that they are bound to."""
+        self._at = at
         self.addresses = [sock.getsockname()[:2] for sock in sockets]
         self._runtime.keep_from_agents(OWNER, self.addresses)
         if isinstance(self._runtime.pool, RouterLink):  # nobody can connect before it listens
             await self._runtime.pool.keep_from_agents(self._runtime.listeners)
         await self.server.serve(sockets)
         self.trouble = ""
-        if self.config.address is not None and not is_loopback(self.config.address[0]):
-            log.warning("the dashboard at %s is not encrypted, its token neither: put a TLS server before it", self.config.listen)
+        if at is not None and not is_loopback(at[0]):
+            what = "the dashboard at %s port %d is not encrypted, its token neither: put a TLS server before it"
+            log.warning(what, *self.addresses[0])
 
     def _has(self, address: tuple[str, int]) -> bool:
         return bool(address[1]) and any(address[1] == port for _, port in self.addresses)
