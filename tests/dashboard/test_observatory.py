@@ -15,7 +15,7 @@ from agentfw.pool.authority import RouterLink
 from agentfw.pool.jobs import PoolError
 from agentfw.pool.router import Router
 from agentfw.views import AgentStory, AgentTable, Overview
-from agentfw_dashboard import Plugin, observatory
+from agentfw_dashboard import Config, Plugin, observatory
 from agentfw_dashboard.observatory import Observatory
 
 from tests.pool.routers import finish, job, pool_test, running, until, until_running
@@ -109,6 +109,21 @@ async def test_only_what_changed_is_told_again() -> None:
         assert set(fourth.gone) == {one.id, three.id} and len(fourth.rows) == 3 and fourth.total == 4
         for strange in (1, fourth.since + 1000, (1 << 62)):
             assert (await seen.agents(strange)).whole
+
+
+@pool_test
+async def test_another_table_shows_other_rows_at_once() -> None:
+    async with watched(workers=1) as (router, seen):
+        for _ in range(3):
+            await finish(router, ["exit", 0])
+        first = await seen.agents(0)
+        assert first.total == 3
+        assert router.runtime is not None
+        plugin = router.runtime.plugins.get("dashboard")
+        assert isinstance(plugin, Plugin)
+        plugin.reconfigure(Config(listen="", ended=1))()
+        later = await seen.agents(first.since)
+        assert later.total == 1 and len(later.gone) == 2
 
 
 @pool_test

@@ -47,14 +47,14 @@ log = logging.getLogger("agentfw.dashboard")
 
 
 class Observatory:
-    """`rows`: of ended agents, those that are shown at most."""
+    """`ended`: of ended agents, those that are shown at most."""
 
-    def __init__(self, runtime: Runtime, collector: Collector, rows: int = 2000) -> None:
+    def __init__(self, runtime: Runtime, collector: Collector, ended: int = 2000) -> None:
         self.runtime = runtime
+        self.ended = ended
         self.history = History()
         self._collector = collector
         self._link = runtime.pool if isinstance(runtime.pool, RouterLink) else None
-        self._ended_rows = rows
         self._started = time.time()
         self._workers = merging.Workers()
         self._missing = 0
@@ -224,7 +224,7 @@ class Observatory:
             with contextlib.suppress(AgentfwError):
                 self._usage = await backend.usage()
             for state, limit in (
-                ("running", RUNNING_ROWS), ("starting", RUNNING_ROWS), ("queued", QUEUED_ROWS), ("done", self._ended_rows),
+                ("running", RUNNING_ROWS), ("starting", RUNNING_ROWS), ("queued", QUEUED_ROWS), ("done", self.ended),
             ):  # fmt: skip
                 jobs += await backend.jobs(state=state, limit=limit)  # type: ignore[arg-type]
             self._rows.set(job_row(info, self._row_told(info), self._usage.get(info.id)) for info in jobs)

@@ -50,6 +50,8 @@ class Plugin(Collector):
         def commit() -> None:
             self._config = config
             self.bound(config.memory_bytes, config.ended)
+            if self.observatory is not None:
+                self.observatory.ended = config.ended
             if page is not None:
                 page.adopt(config, token)
 
