@@ -66,6 +66,8 @@ class Shared:
         self._source = source
         self._kept: dict[tuple[str, Any], _Kept] = {}
         """Oldest first."""
+        self._running: set[asyncio.Task[Answer | None]] = set()
+        """Those that nobody will be given any more, as there is a fresher one, too."""
         self._turns = asyncio.Semaphore(AT_ONCE)
         self.collections = 0
         """So often the source was asked."""
@@ -123,11 +125,10 @@ class Shared:
 
     async def close(self) -> None:
         """Idempotent."""
-        tasks = [kept.task for kept in self._kept.values()]
         self._kept.clear()
-        for task in tasks:
+        for task in self._running:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._running, return_exceptions=True)
 
     async def _one(self, kind: str, key: Any, ask: Callable[[], Awaitable[Answer]], fresh: bool = False) -> Answer:
         found = await self._get(kind, key, ask, fresh)
@@ -147,15 +148,18 @@ class Shared:
             raise
 
     def _begin(self, kind: str, key: Any, ask: Callable[[], Awaitable[Answer | None]]) -> _Kept:
-        running = sum(kept.ended is None for kept in self._kept.values())
-        if running >= MAX_WAITING:
+        if len(self._running) >= MAX_WAITING:
             raise PoolError("unavailable", "too many questions at once", "try again in a moment")
         self._kept.pop((kind, key), None)
-        surplus = max(len(self._kept) - MAX_KEPT + 1, 0)
-        for old in [each for each, kept in self._kept.items() if kept.ended is not None][:surplus]:
-            del self._kept[old]
         loop = asyncio.get_running_loop()
+        stale = loop.time() - FRESH
+        ended = [(each, kept.ended) for each, kept in self._kept.items() if kept.ended is not None]
+        surplus = len(self._kept) - MAX_KEPT + 1
+        for place, (each, at) in enumerate(ended):
+            if at < stale or place < surplus:
+                del self._kept[each]
         kept = _Kept(loop.create_task(self._collect(ask)))
+        self._running.add(kept.task)
         kept.task.add_done_callback(lambda task: self._ended(kept, task))
         self._kept[kind, key] = kept
         return kept
@@ -173,8 +177,8 @@ class Shared:
             log.exception("what is shown cannot be collected")
             raise PoolError("internal", f"an internal error: {type(error).__name__}", "see the pool's log") from None
 
-    @staticmethod
-    def _ended(kept: _Kept, task: asyncio.Task[Answer | None]) -> None:
+    def _ended(self, kept: _Kept, task: asyncio.Task[Answer | None]) -> None:
+        self._running.discard(task)
         kept.ended = task.get_loop().time()
         if not task.cancelled():
             task.exception()  # whether anybody waits for it or not
