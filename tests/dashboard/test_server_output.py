@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import time
 from typing import Any
 
 import pytest
@@ -26,9 +26,8 @@ class Backend:
             raise PoolError("no_such_job", "no such job")
         return JobInfo(id="j", name="n", tenant="t", template="d", labels={}, state=self.state, submitted=0.0)
 
-    async def output(self, job_id: str, *, follow: bool = True, stdout: int = 0, stderr: int = 0) -> AsyncIterator[Output]:
-        async for piece in self.kept.read(follow=follow, stdout=stdout, stderr=stderr):
-            yield piece
+    async def last_output(self, job_id: str, size: int, pieces: int) -> tuple[list[Output], int]:
+        return self.kept.last(size, pieces)
 
 
 async def tail(backend: Backend) -> OutputTail:
@@ -78,3 +77,23 @@ async def test_what_was_not_kept_counts_as_skipped() -> None:
         backend.kept.add(2, bytes(10_000))
     found = await tail(backend)
     assert sum(len(piece.text) for piece in found.pieces) == SHOWN and found.skipped == 1_000_000 - SHOWN
+
+
+@async_test
+async def test_what_was_dropped_counts_as_skipped() -> None:
+    backend = Backend()
+    backend.kept.add(1, b"x" * 1000)
+    backend.kept.drop()
+    assert await tail(backend) == OutputTail(id="j", skipped=1000)
+
+
+@async_test
+async def test_many_pieces_cost_no_more_than_those_that_are_shown() -> None:
+    """An agent can write a byte to this stream and a byte to that: the router looks at none that it does not show."""
+    backend = Backend()
+    for number in range(200_000):
+        backend.kept.add(1 if number % 2 else 2, b"x")
+    before = time.process_time()
+    for _ in range(20):
+        assert (await tail(backend)).skipped == 200_000 - MAX_PIECES
+    assert time.process_time() - before < 2

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from agentfw.pool.book import Book, Entry
 from agentfw.pool.config import TenantConfig
-from agentfw.pool.jobs import Job, JobResult
+from agentfw.pool.jobs import Job, JobResult, Output
 from agentfw.pool.kept_output import OVERHEAD, SEGMENT, KeptOutput
 from agentfw.pool.sharding import choose, divided
 from agentfw.pool.waiting import Waiting
@@ -141,6 +141,31 @@ def test_output_is_what_was_written_but_for_gaps(written: list[tuple[Any, bytes]
             assert count == sum(max(0, len(whole[stream]) - begin[stream - 1]) for stream in (1, 2)), "nothing is left out"
 
     asyncio.run(read())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from([1, 2]), st.binary(min_size=1, max_size=SEGMENT * 2)), max_size=12),
+    st.integers(0, 4 * SEGMENT),
+    st.integers(0, 3 * SEGMENT),
+    st.integers(0, 6),
+)
+def test_the_end_of_output_is_that_of_all(written: list[tuple[Any, bytes]], limit: int, size: int, pieces: int) -> None:
+    kept = KeptOutput(limit)
+    for stream, data in written:
+        kept.add(stream, data)
+
+    async def read() -> list[Output]:
+        return [piece async for piece in kept.read(follow=False, stdout=0, stderr=0)]
+
+    whole = asyncio.run(read())
+    found, before = kept.last(size, pieces)
+    length = sum(len(each.data) for each in found)
+    assert length == min(size, sum(len(each.data) for each in whole[max(0, len(whole) - pieces) :]))
+    assert len(found) <= pieces and before + length == sum(len(data) for _, data in written)
+    for each, of in zip(reversed(found), reversed(whole), strict=False):
+        assert (each.stream, each.offset + len(each.data)) == (of.stream, of.offset + len(of.data))
+        assert of.data.endswith(each.data)
 
 
 @settings(max_examples=60, deadline=None)

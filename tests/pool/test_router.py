@@ -27,6 +27,8 @@ async def test_a_job_and_what_comes_of_it(local: bool) -> None:
         assert info.submitted <= (info.started or 0) <= (info.ended or 0)
         pieces = [(piece.stream, piece.offset, piece.data) async for piece in router.output(info.id)]
         assert pieces == [(1, 0, b"a"), (2, 0, b"b"), (1, 1, b"c")]
+        end, before = await router.last_output(info.id, 2, 9)
+        assert ([(piece.stream, piece.offset, piece.data) for piece in end], before) == (pieces[1:], 1)
         assert [each.id for each in await router.jobs(labels={"k": "v"}, state="done", tenant="default")] == [info.id]
         assert await router.jobs(labels={"k": "w"}) == await router.jobs(state="queued") == await router.jobs(tenant="t") == []
 

@@ -30,7 +30,7 @@ from .link import Channel
 from .messages import Ask, Body, Done, Keep, Query
 
 if TYPE_CHECKING:
-    from .backend import Backend
+    from .router import Router
     from .workers import Worker
 
 ASK_SECONDS = 60.0
@@ -76,7 +76,7 @@ class RouterLink:
     number = 0
     """Of the one engine, if it is in this process."""
 
-    def __init__(self, backend: Backend, workers: Callable[[], Sequence[Worker]]) -> None:
+    def __init__(self, backend: Router, workers: Callable[[], Sequence[Worker]]) -> None:
         self.backend = backend
         """Jobs, output, usage, counters: of the whole pool."""
         self._workers = workers

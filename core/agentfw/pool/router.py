@@ -247,6 +247,10 @@ class Router:
         async for piece in self.book.get(job_id).output.read(follow=follow, stdout=stdout, stderr=stderr):
             yield piece
 
+    async def last_output(self, job_id: str, size: int, pieces: int) -> tuple[list[Output], int]:
+        """The end of what it wrote, at most so many bytes in so many pieces; and how many bytes of both streams came before."""
+        return self.book.get(job_id).output.last(size, pieces)
+
     async def feed(self, job_id: str, data: bytes, end: bool = False) -> None:
         """More standard input of an interactive job; waits while the pool has enough of it, or it has not begun. PoolError
         "unsupported"."""

@@ -64,14 +64,13 @@ class Plugin(Collector):
             return
         self.observatory = Observatory(runtime, self, self._config.ended)
         await self.observatory.start()
-        backend = runtime.pool.backend if runtime.pool is not None and runtime.pool.role == "router" else None
-        output = None if backend is None else tail_of(backend)
+        router = runtime.pool.backend if runtime.pool is not None else None
         page = Page(
             self._config,
             runtime,
             self.source or self.observatory,
-            beside=getattr(backend, "place", None),
-            output=output,
+            beside=None if router is None else router.place,
+            output=None if router is None else tail_of(router),
             metrics=metrics_of(runtime),
         )
         await page.start()
