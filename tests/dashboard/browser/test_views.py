@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from agentfw.views import AgentRow, AgentStory, Loaded, Overview, Step
+from agentfw.views import AgentRow, AgentStory, Denial, Loaded, LoadedPlugin, Overview, Step
 from agentfw_dashboard.web import shared
 from msgspec.structs import replace
 from playwright.sync_api import Page, expect
@@ -165,6 +166,33 @@ def test_a_step_says_what_it_is_now(open_page: Open, serve: Serve) -> None:
     expect(page.locator(".steps li")).to_contain_text("(3 times)")
 
 
+class Waiting(FakeObservatory):
+    """Agents wait, until they have waited for `seconds`."""
+
+    seconds: float | None = None
+
+    async def agent(self, id: str) -> AgentStory | None:
+        story = await super().agent(id)
+        step = Step(at=0.0, kind="queued", seconds=self.seconds)
+        return None if story is None else replace(story, timeline=[step])
+
+
+def test_a_wait_that_ends_has_a_bar_as_long_as_it_was(open_page: Open, serve: Serve) -> None:
+    fake = Waiting(9, hostile_names=False)
+    serving, row = serve(fake), next(row for row in fake.rows() if row.state == "running")
+    page = live(open_page(serving, f"#/agents/{row.id}"))
+    bar = page.locator(".steps .bar")
+    expect(bar).to_have_class(re.compile("moment"))
+
+    def begin() -> None:
+        fake.seconds = 3600.0
+        fake.set(row.id, denials=3)
+
+    serving.do(begin)
+    expect(page.locator(".steps .taken")).to_have_text("1 h 00 m")
+    assert bar.evaluate("(bar) => getComputedStyle(bar).transform") == "none"
+
+
 def test_a_link_leads_to_a_tab_and_an_agent_that_is_gone_is_said(open_page: Open, fleet: Serving) -> None:
     row = one(fleet)
     page = live(open_page(fleet, f"#/agents/{row.id}/models"))
@@ -238,6 +266,30 @@ def test_a_policy_that_is_not_told_is_not_called_none(open_page: Open, serve: Se
         fake.first = first
         page = live(open_page(serve(fake), "#/loaded"))
         expect(page.locator(".loaded .card").first).to_contain_text(said)
+
+
+class Strange(FakeObservatory):
+    """A plugin counts what is no number, and somebody whom nobody knows is denied something."""
+
+    async def loaded(self) -> Loaded:
+        plugin = LoadedPlugin(name="strange", counters={"share": math.nan, "most": math.inf, "hits": 5.0})
+        return replace(await super().loaded(), plugins=[plugin])
+
+    async def overview(self) -> Overview:
+        denial = Denial(time=self.time, agent="nobody-we-know", destination="x.example:443", rule="r", plugin="policy")
+        return replace(await super().overview(), recent_denials=[denial])
+
+
+def test_what_is_no_number_hides_nothing(open_page: Open, serve: Serve) -> None:
+    page = live(open_page(serve(Strange(1, hostile_names=False)), "#/loaded"))
+    expect(page.locator(".plugins > li")).to_contain_text("share")
+    expect(page.locator(".plugins .counters")).to_contain_text("5")
+
+
+def test_a_denial_of_nobody_leads_nowhere(open_page: Open, serve: Serve) -> None:
+    page = live(open_page(serve(Strange(1, hostile_names=False)), "#/overview"))
+    expect(page.locator("#denials tbody tr")).to_contain_text("nobody-we-know")
+    expect(page.locator("#denials tbody a")).to_have_count(0)
 
 
 class Unmeasured(FakeObservatory):

@@ -64,6 +64,7 @@ export function age(seconds) {
 
 /** A counter by what its name says it is in. */
 export function counter(name, value) {
+  if (!known(value)) return NONE;
   if (name.endsWith("_ns")) return duration(value / 1e9);
   if (/(^|_)bytes(_|$)|^memory_/.test(name)) return bytes(value);
   if (!Number.isInteger(value) && Math.abs(value) < 1) return String(Number(value.toPrecision(3)));

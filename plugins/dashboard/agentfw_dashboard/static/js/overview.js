@@ -13,7 +13,7 @@ const perSecond = (value) => `${rate(value)}/s`;
 const bytesPerSecond = (value) => `${bytes(value)}/s`;
 
 /** The bar below which a share of all lies, in the middle of its seconds; null without any. */
-export function quantile(bars, share) {
+function quantile(bars, share) {
   const all = bars.reduce((sum, each) => sum + each, 0);
   if (!all) return null;
   let below = 0;
@@ -232,9 +232,10 @@ export class Overview {
     this.denialTable.hidden = now.recent_denials.length === 0;
     const at = store.now();
     keyed(this.denials, now.recent_denials, (each) => `${each.time} ${each.agent_id} ${each.destination.slice(0, 300)}`, (each) => {
+      const name = nameOf(each.agent, 60);
       const cells = [
         el("td.nowrap", { title: clock(each.time) }),
-        el("td.long", {}, el("a.name", { href: hashOf("agents", { id: each.agent_id, tab: "denials" }) }, nameOf(each.agent, 60))),
+        el("td.long", {}, each.agent_id ? el("a.name", { href: hashOf("agents", { id: each.agent_id, tab: "denials" }) }, name) : name),
         el("td.mono.long", {}, el("bdi", {}, harmless(each.destination, 120))),
         el("td.mono.long", {}, harmless(each.rule, 120)),
         el("td.nowrap", {}, harmless(each.plugin, 40)),

@@ -144,6 +144,7 @@ export class Timeline {
       const width = (100 * seconds) / span;
       const outside = begin > 100 || begin + width < 0;
       row.classList.toggle("outside", outside);
+      bar.classList.toggle("moment", each.seconds === null); // a wait is one until it ends
       bar.style.left = `${Math.max(-1, Math.min(begin, 100))}%`;
       bar.style.width = each.seconds === null ? "" : `${Math.max(0, Math.min(begin + width, 101) - Math.max(-1, Math.min(begin, 100)))}%`;
       row.taken.classList.toggle("before", begin + width > 78);
@@ -180,7 +181,7 @@ export class Timeline {
     const name = KINDS[step.kind] ?? harmless(step.kind, 30);
     const row = el("li.step");
     row.classList.toggle("failed", !step.ok);
-    row.bar = el(step.seconds === null ? "i.bar.moment" : "i.bar");
+    row.bar = el("i.bar");
     row.bar.classList.add(`kind-${kind}`);
     row.taken = el("span.taken");
     row.append(
