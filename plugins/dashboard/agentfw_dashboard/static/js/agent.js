@@ -241,5 +241,3 @@ function pairs(list, items) {
     node.classList.toggle("label", kind === "label");
   });
 }
-
-export { pairs };

@@ -12,6 +12,8 @@ import { go, hashOf, onRoute, parse } from "./route.js";
 import { store } from "./store.js";
 import { nextTheme, startTheme } from "./theme.js";
 
+const VIEWS = { overview: Overview, agents: Agents, loaded: Loaded };
+const TITLES = { overview: "Overview", agents: "Agents", loaded: "Loaded", agent: "Agent" };
 const main = document.getElementById("main");
 let view = null;
 let name = "";
@@ -19,25 +21,21 @@ let lost = false;
 
 function show() {
   const route = parse(location.hash);
-  if (!["overview", "agents", "loaded"].includes(route.view)) {
+  if (!Object.hasOwn(VIEWS, route.view)) {
     go(hashOf("overview"));
     return;
   }
   const first = view === null;
-  const agent = route.view === "agents" && route.id;
-  const next = agent ? `agent ${route.id}` : route.view;
   view?.close();
-  name = next.split(" ")[0];
-  if (agent) view = new Agent(route);
-  else view = { overview: Overview, agents: Agents, loaded: Loaded }[route.view];
-  if (typeof view === "function") view = new view(route);
+  name = route.view === "agents" && route.id ? "agent" : route.view;
+  view = new (name === "agent" ? Agent : VIEWS[name])(route);
   main.replaceChildren(view.node);
   if (name !== "agents") scrollTo(0, 0);
   for (const link of document.querySelectorAll(".tabs a")) {
     if (link.dataset.view === route.view) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  document.title = `${{ overview: "Overview", agents: "Agents", loaded: "Loaded", agent: "Agent" }[name]} \u00b7 agentfw`;
+  document.title = `${TITLES[name]} \u00b7 agentfw`;
   view.shown?.();
   view.update();
   if (!first && name !== "agents") main.focus({ preventScroll: true });
@@ -49,9 +47,7 @@ function update() {
   if (kind === "live" && lost) view?.again?.();
   lost = !["live", "stale", "connecting"].includes(kind);
   setText(document.getElementById("nav-agents"), store.haveTable ? compact(store.rows.size) : "");
-  if (store.overview === null && name === "overview") {
-    main.classList.add("waiting");
-  } else main.classList.remove("waiting");
+  main.classList.toggle("waiting", store.overview === null && name === "overview");
   view?.update();
 }
 

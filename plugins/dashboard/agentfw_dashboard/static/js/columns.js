@@ -19,8 +19,7 @@ export function life(row) {
   return row.ended === null ? age(ran(row)) : duration(ran(row));
 }
 
-/** Of the column, and of the number on an agent's page. */
-export const GIVEN = "Memory that its VM was given. It costs the host less: what the VM did not write is shared.";
+const GIVEN = "Memory that its VM was given. It costs the host less: what the VM did not write is shared.";
 
 /** How it stands, as a word that colours it. */
 export function standing(row) {

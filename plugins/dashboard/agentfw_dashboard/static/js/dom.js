@@ -9,7 +9,7 @@ export function el(what, properties = {}, ...children) {
   return dress(document.createElement(tag), classes, properties, children);
 }
 
-export function svg(what, properties = {}, ...children) {
+function svg(what, properties = {}, ...children) {
   const [tag, ...classes] = what.split(".");
   return dress(document.createElementNS(SVG, tag), classes, properties, children);
 }

@@ -40,7 +40,7 @@ export function startKeys() {
   shortcut("?", "Everywhere", "This help", showHelp);
 }
 
-export function showHelp() {
+function showHelp() {
   const groups = new Map();
   for (const each of shortcuts) {
     const group = groups.get(each.group) ?? [];

@@ -1,6 +1,6 @@
 // What the pool says, kept by a stream of events that comes back by itself. Views listen; each is told at most once a frame.
 
-export const DATA = "data/";
+const DATA = "data/";
 const EVENTS = "events";
 const STALE = 7_000;
 /** Milliseconds without an event after which what is shown is called old. */
@@ -14,7 +14,7 @@ class Store {
   /** Of the table: rises with each change, so that views know whether to sort again. */
   version = 0;
   haveTable = false;
-  connection = { kind: "connecting", since: Date.now(), retryAt: 0, text: "" };
+  connection = { kind: "connecting", retryAt: 0 };
   trouble = "";
   paused = false;
 
@@ -153,8 +153,7 @@ class Store {
   }
 
   #become(kind, retryAt = 0) {
-    const same = kind === this.connection.kind;
-    this.connection = { kind, since: same ? this.connection.since : Date.now(), retryAt };
+    this.connection = { kind, retryAt };
     this.changed(true);
   }
 
