@@ -38,6 +38,7 @@ LAYOUT = [
     "para\u2028graph\u2029separators\u0085nel",
     "Z\u0336a\u0336l\u0336g\u0336o\u0300\u0301\u0302\u0303" + "\u0301" * 200,
     "tags\U000e0041\U000e0042\U000e007f",
+    "\u034f\u115f\u180b\ufe0f\U000e0100",  # letters and marks that print as nothing
     "\ufffd\ufffd lone surrogates, replaced",
     "\x00nul\x00",
     " ",

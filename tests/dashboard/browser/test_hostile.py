@@ -12,7 +12,10 @@ from ..threaded import Serving
 from .conftest import Open, Serve, live
 
 ELEMENTS = "script, img, iframe, form, object, embed, link, style, base, meta, [onerror], [onload], [srcdoc]"
-UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]")
+UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    "\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e01ef]"
+)
 """Controls, directions and what has no width: in no text of the page."""
 
 

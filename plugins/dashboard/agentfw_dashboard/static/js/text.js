@@ -1,9 +1,10 @@
 // Text of others made harmless to read. The DOM's textContent keeps it from being markup; this keeps it from moving, hiding or
 // reordering what stands beside it, and from being too long.
 
-// Controls, formats (bidi, zero width, tags), separators, surrogates, private and unassigned ones; and letters that look like nothing.
-const UNSEEN = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Cs}\p{Co}\p{Cn}\u115f\u1160\u3164\uffa0\u2800]/gu;
-const UNSEEN_BUT_LINES = /[^\P{Cc}\n\t]|[\p{Cf}\p{Zl}\p{Zp}\p{Cs}\p{Co}\p{Cn}\u115f\u1160\u3164\uffa0\u2800]/gu;
+// Controls, formats (bidi, zero width, tags), separators, surrogates, private and unassigned ones; and what prints as nothing
+// (Default_Ignorable_Code_Point, blank Braille), as agentfw.texts has it. In what agents print emoji may be told to be in colour.
+const UNSEEN = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Cs}\p{Co}\p{Cn}\p{DI}\u2800]/gu;
+const UNSEEN_BUT_LINES = /[^\P{Cc}\n\t]|(?![\ufe0e\ufe0f])[\p{Cf}\p{Zl}\p{Zp}\p{Cs}\p{Co}\p{Cn}\p{DI}\u2800]/gu;
 const PILED_UP = /(\p{M}{3})\p{M}+/gu;
 
 const NAMES = { 0: "NUL", 7: "BEL", 8: "BS", 9: "TAB", 10: "LF", 11: "VT", 12: "FF", 13: "CR", 27: "ESC", 127: "DEL" };
