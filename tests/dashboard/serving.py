@@ -16,6 +16,7 @@ from typing import Any
 import agentfw_dashboard
 from agentfw.pool.jobs import PoolError
 from agentfw.views import OutputPiece, OutputTail
+from agentfw_dashboard.output import SHOWN
 from agentfw_dashboard.web import Access, WebServer
 from agentfw_dashboard.web.files import File, load
 from agentfw_dashboard.web.shared import Source
@@ -23,7 +24,6 @@ from agentfw_dashboard.web.shared import Source
 from .fake import FakeObservatory
 
 STATIC = Path(agentfw_dashboard.__file__).parent / "static"
-SHOWN = 64 << 10
 
 
 def output_of(fake: FakeObservatory) -> Any:

@@ -113,13 +113,12 @@ class WebServer:
             ("/data/loaded", self._loaded),
             ("/data/output", self._tail),
             ("/metrics", self._numbers),
-            ("/{file:.+}", self._file),
         ):
-            if path == "/{file:.+}":
-                routes.add_get("/events", self._stream, allow_head=False)
-                routes.add_post("/login", self._login)
-                routes.add_post("/logout", self._logout)
             routes.add_get(path, handler)
+        routes.add_get("/events", self._stream, allow_head=False)
+        routes.add_post("/login", self._login)
+        routes.add_post("/logout", self._logout)
+        routes.add_get("/{file:.+}", self._file)  # last: all that there is else would be one
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=GRACE)
 
     async def start(self) -> None:
