@@ -53,8 +53,9 @@ def made(collector: Collector, **table: Any) -> Plugin:
 def call(**changes: Any) -> ModelCall:
     facts: dict[str, Any] = {
         "exchange": 1, "provider": "openai", "operation": "chat", "destination": Destination.make("https", "api.openai.com"),
-        "requested_model": "gpt-4o", "model": "gpt-4o-2024-08-06", "streamed": True, "status": 200, "started": 0.0,
-        "seconds": 1.5, "first_token": 0.25, "input_tokens": 70, "output_tokens": 20, "cache_read_tokens": 64,
+        "requested_model": "gpt-4o", "model": "gpt-4o-2024-08-06", "streamed": True, "status": 200,
+        "started": time.monotonic() - 1.5, "seconds": 1.5, "first_token": 0.25, "input_tokens": 70,
+        "output_tokens": 20, "cache_read_tokens": 64,
         "reasoning_tokens": 5, "complete": True,
         "cost": 0.0021, "currency": "USD", **changes,
     }  # fmt: skip
@@ -106,6 +107,17 @@ async def test_a_span_a_job_and_a_child_a_model_call(collector: Collector) -> No
     }
     assert collector.resource["service.name"] == "agentfw" and collector.requests[0][0] == "/v1/traces"
     assert collector.requests[0][1]["content-encoding"] == "gzip"
+
+
+@async_test
+async def test_a_call_is_when_it_was_though_it_is_told_later(collector: Collector) -> None:
+    """`inspect` is told of exchanges many at a time."""
+    began = time.time_ns()
+    async with running(made(collector)) as runtime:
+        await lived(runtime, make_agent("a"), calls=(call(started=runtime.loop.time() - 10, seconds=1.5),))
+    child = collector.span("chat gpt-4o")
+    assert child.end_time_unix_nano - child.start_time_unix_nano == 1_500_000_000
+    assert began - 8_600_000_000 < child.end_time_unix_nano < time.time_ns() - 8_400_000_000
 
 
 @async_test

@@ -143,8 +143,8 @@ class Plugin:
     @hookimpl
     def model_call(self, agent: Agent, call: ModelCall) -> None:
         span = self._live.get(agent.id)
-        if span is not None:
-            self._spans.call(span, call)
+        if span is not None and self._runtime is not None:
+            self._spans.call(span, call, self._runtime.loop.time())
 
     @hookimpl
     def audit(self, event: AuditEvent) -> None:

@@ -108,8 +108,8 @@ class Spans:
                  "agentfw.reason": event.reason}  # fmt: skip
         span.add_event(f"agentfw.{event.kind}", self.clean(facts))
 
-    def call(self, job: Span, call: ModelCall) -> None:
-        """It ends now."""
+    def call(self, job: Span, call: ModelCall, now: float) -> None:
+        """One that is over, perhaps for a moment: who tells of it may be told later itself. `now`: as `call.started`."""
         if not job.is_recording():
             return
         operation = names.OPERATIONS.get(call.operation, shown(call.operation, 64))
@@ -139,7 +139,7 @@ class Spans:
             "agentfw.usage.estimated": call.estimated or None,
             **texts,
         }
-        end = time.time_ns()
+        end = time.time_ns() - int(max(0.0, now - call.started - call.seconds) * 1e9)
         span = self._tracer.start_span(
             f"{operation} {texts.get(names.REQUEST_MODEL, '')}".rstrip(),
             context=set_span_in_context(job, Context()),
