@@ -82,6 +82,7 @@ def test_counters_of_other_plugins() -> None:
     assert of(found, "agentfw_plugin_team_header_sent_total") == 4
     assert of(found, "agentfw_plugin_odd_one_gr_e_s") == 5
     assert of(found, "agentfw_plugin_odd_bucket_count_value") == 6
+    assert of(scrape({"odd.c_count": 6, "odd.c_count_value": 7}), "agentfw_metrics_left_out") == 1, "one of each name"
     text = expose({"team_header.marked": 3, "team_header.sent_total": 4})[0].decode()
     assert "# TYPE agentfw_plugin_team_header_marked untyped\n" in text
     assert "# TYPE agentfw_plugin_team_header_sent_total counter\n" in text

@@ -146,6 +146,8 @@ class Statistics:
             of_one[owner] = of_one.get(owner, 0) + 1
             name = other_name(statistic)
             base = _TOTAL.sub("", name)
+            if name.endswith(_RESERVED):  # what other kinds of metrics end with means something else here
+                base = name = f"{name}_value"
             value = self._left[statistic]
             if (
                 len(name) > MAX_OTHER_NAME or base in taken or of_one[owner] > MAX_OF_ONE or len(taken) >= MAX_OTHERS
@@ -157,8 +159,8 @@ class Statistics:
             text = f"The statistic {shown(statistic)}."
             if base != name:
                 yield CounterMetricFamily(base, text, value=value)
-            else:  # what other kinds of metrics end with means something else here
-                yield UnknownMetricFamily(name + "_value" if name.endswith(_RESERVED) else name, text, value=value)
+            else:
+                yield UnknownMetricFamily(name, text, value=value)
 
 
 def _labels(matched: re.Match[str]) -> tuple[str, ...]:
