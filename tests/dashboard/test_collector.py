@@ -12,11 +12,12 @@ import msgspec
 import pytest
 from agentfw import Agent, Destination, hookimpl
 from agentfw.agents import ExitReport
+from agentfw.pool.authority import MAX_ANSWER
 from agentfw.reports import DispatchReport
 from agentfw.testing import make_runtime
 from agentfw_dashboard import story, told
 from agentfw_dashboard.collector import Collector
-from agentfw_dashboard.wire import Ask
+from agentfw_dashboard.wire import Ask, encode
 
 from tests.core.support import async_test
 from tests.pool.fake_work import call, denial, exchange, flow, question
@@ -155,6 +156,16 @@ def test_more_rows_than_an_answer_holds_come_with_the_next(monkeypatch: pytest.M
         assert len(answer.rows) <= 4
         told += [row.key for row in answer.rows]
     assert told == [f"job{number}" for number in range(8)]
+
+
+def test_labels_of_jobs_are_not_told() -> None:
+    """The router has them, and an answer has its bound: of those of a few hundred agents it would be full."""
+    collector = Collector(64 * MIB, 10_000)
+    labels = {f"{number} " + "n" * 120: "v" * 128 for number in range(32)}
+    for number in range(1100):
+        begin(collector, Agent(f"job{number}-{number}", "x", labels, job=f"job{number}"))
+    answer = collector.answer(Ask(rows=True), {})
+    assert len(answer.rows) == 1100 and len(encode(answer)) < MAX_ANSWER
 
 
 def test_stories_take_the_memory_that_they_may() -> None:

@@ -69,7 +69,8 @@ def row(story: Story, vm: VmReport | None = None) -> Row:
         name=cut(agent.name, 128),
         tenant=cut(dispatch.tenant if dispatch is not None else agent.labels.get("tenant", ""), 128),
         template=cut(dispatch.template if dispatch is not None else "", 128),
-        labels={cut(name, 128): cut(value, 128) for name, value in list(agent.labels.items())[:64]},
+        # The router has those of its jobs, and an answer to it has its bound.
+        labels={} if agent.job else {cut(name, 128): cut(value, 128) for name, value in list(agent.labels.items())[:64]},
         state="done" if ended is not None else "running" if dispatch is not None else "starting",
         submitted=story.time,
         started=None if dispatch is None else story.when(dispatch.began),
