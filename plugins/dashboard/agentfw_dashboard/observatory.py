@@ -20,7 +20,7 @@ import time
 from agentfw.errors import AgentfwError
 from agentfw.histograms import warmup_bars
 from agentfw.pool.authority import RouterLink
-from agentfw.pool.jobs import JobInfo, PoolError, PoolInfo, Usage
+from agentfw.pool.jobs import JobInfo, PoolError, PoolInfo, State, Usage
 from agentfw.pool.physical import Physical
 from agentfw.runtime import Runtime
 from agentfw.views import AgentRow, AgentStory, AgentTable, Denial, Loaded, Overview, Step, dns_cache
@@ -220,13 +220,15 @@ class Observatory:
                 self._rows.set(told.agent_row(row) for row in self._told.get(0, {}).values())
                 return
             backend = self._link.backend
-            jobs: list[JobInfo] = []
             with contextlib.suppress(AgentfwError):
                 self._usage = await backend.usage()
-            for state, limit in (
-                ("running", RUNNING_ROWS), ("starting", RUNNING_ROWS), ("queued", QUEUED_ROWS), ("done", self.ended),
-            ):  # fmt: skip
-                jobs += await backend.jobs(state=state, limit=limit)  # type: ignore[arg-type]
+            limits: dict[State, int] = {
+                "running": RUNNING_ROWS,
+                "starting": RUNNING_ROWS,
+                "queued": QUEUED_ROWS,
+                "done": self.ended,
+            }
+            jobs = [info for state, limit in limits.items() for info in await backend.jobs(state=state, limit=limit)]
             self._rows.set(job_row(info, self._row_told(info), self._usage.get(info.id)) for info in jobs)
 
     def _row_told(self, info: JobInfo) -> Row | None:
