@@ -88,7 +88,7 @@ async def measure(agents: int, share: float, viewers: int, seconds: float) -> tu
     try:
         arguments = (str(port), str(viewers), str(seconds + 2), server.access.token)
         child = await asyncio.create_subprocess_exec(sys.executable, "-c", VIEWERS, *arguments, stdout=asyncio.subprocess.PIPE)
-        while server.events.viewers < viewers:  # noqa: ASYNC110  # a number, nobody's to tell us
+        while server.events.viewers < viewers and child.returncode is None:  # noqa: ASYNC110  # a number, nobody's to tell us
             await asyncio.sleep(0.01)
         await asyncio.sleep(1.0)  # the whole tables are sent
         before, began = time.process_time(), time.monotonic()

@@ -54,7 +54,11 @@ class Shell:
         last.write_text("agentfw pool stop --now > /dev/null 2>&1\nkill $(jobs -p) 2> /dev/null; wait\nexit\n")
         os.write(self._give, f"{last}\n".encode())
         os.close(self._give)
-        self.process.wait(30)
+        try:
+            self.process.wait(30)
+        finally:
+            self.process.kill()  # it did not take it
+            self.process.wait()
 
 
 def missing(printed: str, expected: list[str]) -> str:
