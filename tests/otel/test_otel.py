@@ -529,6 +529,20 @@ async def test_a_program_that_is_under_way_ends_with_the_plugin(
     assert before.exists() and not ended.exists() and len(collector.requests) == 1
 
 
+@async_test
+async def test_headers_for_this_machine_go_through_no_proxy(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "headers").write_text("x-api-key: hush-hush\n")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with collecting() as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        async with running(made(collector, headers_file=str(tmp_path / "headers"))) as runtime:
+            await lived(runtime, make_agent("a"))
+        assert len(collector.spans) == 1 and not proxy.requests
+
+
 def test_agents_must_not_see_the_headers(tmp_path: Path, collector: Collector) -> None:
     plugin = made(collector, headers_file=str(tmp_path / "headers"))
     plugin.check_guest(None, {}, lambda path: False)

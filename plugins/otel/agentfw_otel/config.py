@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 from agentfw import ConfigError
@@ -96,7 +96,6 @@ def _check_endpoint(text: str) -> None:
         raise error
 
 
-def is_private(endpoint: str) -> bool:
+def is_private(url: SplitResult) -> bool:
     """What is sent there cannot be read on the way."""
-    url = urlsplit(endpoint)
     return url.scheme == "https" or is_loopback(url.hostname or "")

@@ -146,9 +146,12 @@ class Sending:
             )
         except ValueError as error:  # of a variable of OpenTelemetry's
             raise ConfigError("endpoint", f"OpenTelemetry refuses it: {error}") from None
-        if config.has_headers and not is_private(inner._endpoint):  # which a variable may have named
+        url = urlsplit(str(inner._endpoint))  # which a variable may have named
+        if config.has_headers and not is_private(url):
             raise ConfigError("endpoint", "headers would go over the network in the clear: use https")
-        place = urlsplit(str(inner._endpoint)).netloc.rpartition("@")[2] or "the collector"
+        # A proxy that variables name would be sent in the clear what is for this machine only.
+        session.trust_env = url.scheme == "https" or not is_private(url)
+        place = url.netloc.rpartition("@")[2] or "the collector"
         self.exporter = _Exporter(inner, self._source, session, place)
         self._batches: BatchSpanProcessor | None = None
 
