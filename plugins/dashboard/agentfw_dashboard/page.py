@@ -79,10 +79,9 @@ class Page:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
-    def login_url(self, seconds: float | None = None) -> str:
+    def login_url(self) -> str:
         """With a code that is good for one login; "" if there is no page."""
-        code = self.server.access.new_code() if seconds is None else self.server.access.new_code(seconds)
-        return f"{self.url}/login?code={code}" if self.url else ""
+        return f"{self.url}/login?code={self.server.access.new_code()}" if self.url else ""
 
     def counters(self) -> dict[str, int | float]:
         server = self.server

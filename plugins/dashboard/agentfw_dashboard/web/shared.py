@@ -46,7 +46,6 @@ class Answer:
 
     data: bytes
     since: int = 0
-    whole: bool = False
     kind: str = "application/json"
     overview: Overview | None = None
     """Which it is, for those who send a part of it."""
@@ -84,7 +83,7 @@ class Shared:
 
         async def ask() -> Answer:
             table = await self._source.agents(since)
-            return Answer(msgspec.json.encode(table), table.since, table.whole)
+            return Answer(msgspec.json.encode(table), table.since)
 
         return await self._one("agents", since, ask, fresh)
 
