@@ -104,6 +104,17 @@ def test_a_pool_that_does_not_answer(open_page: Open, serve: Serve) -> None:
     expect(page.get_by_role("alert")).to_be_hidden()
 
 
+def test_a_server_that_takes_questions_and_says_nothing(open_page: Open, serve: Serve) -> None:
+    """As one behind a tunnel that hangs: the page does not wait for ever to be told why it has no events."""
+    serving = serve(pool())
+    page = open_page(serving, None, errors="ERR_FAILED")
+    page.add_init_script("const real = AbortSignal.timeout; AbortSignal.timeout = (most) => real.call(AbortSignal, most / 50);")
+    page.route("**/events", lambda route: route.abort())
+    page.route("**/data/overview", lambda route: None)
+    page.goto(serving.url)
+    expect(page.locator("#connection")).to_have_text("Reconnecting")
+
+
 def test_before_anything_has_come(open_page: Open, serve: Serve) -> None:
     serving = serve(pool())
     page = open_page(serving, None)

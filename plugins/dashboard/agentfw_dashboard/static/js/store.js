@@ -134,10 +134,10 @@ class Store {
     this.#source = null;
     let status = 0;
     try {
-      const answer = await fetch(`${DATA}overview`, { cache: "no-store" });
+      const answer = await fetch(`${DATA}overview`, { cache: "no-store", signal: AbortSignal.timeout(LONGEST_PAUSE) });
       status = answer.status;
     } catch {
-      // No server: status 0.
+      // No server, or one that says nothing: status 0.
     }
     if (this.#source !== null) return;
     if (status === 401 || status === 403) {
