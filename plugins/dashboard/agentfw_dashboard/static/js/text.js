@@ -15,7 +15,7 @@ function picture(character) {
   return `\u2039${code.toString(16).toUpperCase().padStart(4, "0")}\u203a`;
 }
 
-/** One line, at most `most` characters; what cannot be seen is shown by its name or number. */
+/** One line, at most `most` of its characters; what cannot be seen is shown by its name or number. */
 export function harmless(value, most = 200) {
   const text = value === null || value === undefined ? "" : String(value);
   let cut = text.length > most ? text.slice(0, most) : text;
