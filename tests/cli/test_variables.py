@@ -46,6 +46,10 @@ def test_a_variable_is_what_the_option_is(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setenv("AGENTFW_POLICY_EXPLAIN_CONFIG", "/nowhere.toml")
     with pytest.raises(SystemExit):
         main(["policy", "explain", "--config", str(ROOT / "examples/agentfw.toml"), "api.openai.com"])
+    assert capsys.readouterr().out.startswith('{"version": 1'), "what is typed goes before it"
+    with pytest.raises(SystemExit):
+        main(["policy", "explain", "api.openai.com"])
+    assert "/nowhere.toml" in capsys.readouterr().err
 
 
 def test_variables_that_are_read_are_in_the_reference() -> None:
