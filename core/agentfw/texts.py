@@ -34,7 +34,7 @@ _JOINING = re.compile("[\u200c\u200d\ufe0e\ufe0f]")
 _COLOUR = r"\x1b\[[0-9;:]{0,64}m"
 _NOT_PLAIN = re.compile(r"[^ -~]")
 _RESET = "\x1b[0m"
-_PROGRAMS = re.compile(rf"{_COLOUR}|\r\n|[^\n\t -~]")
+_PROGRAMS = re.compile(rf"{_COLOUR}|\r\n|\n(?=[^ -~]|\Z)|[^\n\t -~]")
 _UNFINISHED = re.compile(r"(?:\r|\x1b(?:\[[0-9;:]{0,64})?)\Z")
 
 
@@ -110,7 +110,7 @@ class Tamed:
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         self._colours = colours
         self._rest = ""
-        self._marks = MAX_MARKS  # those at the end of what was; at the beginning there is no letter for one
+        self._marks = MAX_MARKS  # those at the end of what was; at the beginning, and a line's, there is no letter for one
         self._after = 0
         self._coloured = False
 
@@ -123,7 +123,9 @@ class Tamed:
     def end(self) -> str:
         """What is left, and colours are put back."""
         text, self._rest = self._rest + self._decoder.decode(b"", final=True), ""
-        return self._pass(text) + self.plain()
+        text = self._pass(text)
+        self._marks = MAX_MARKS
+        return text + self.plain()
 
     def plain(self) -> str:
         """What ends colours, if there are any."""
@@ -145,7 +147,7 @@ class Tamed:
         if match.start() > self._after:
             self._marks = 0
         self._after = match.end()
-        if found == "\r" or found == "\r\n":
+        if found in ("\n", "\r", "\r\n"):
             self._marks = MAX_MARKS
             return "\n"
         if len(found) > 1:

@@ -179,8 +179,15 @@ def test_output_on_a_terminal(text: str) -> None:
     assert all(line.startswith("[agent-1] ") for line in marked.removesuffix("\n").split("\n")), (
         "no line is passed off as another's"
     )
-    assert not harmful_page(colours.sub("", marked))
+    assert not harmful_page(colours.sub("", marked.replace("[agent-1] ", ""))), "each line as if it were the first"
     assert written_by(Lines, data) == data + b"\n", "a file gets it byte for byte"
+
+
+def test_an_agents_colours_end_with_its_line() -> None:
+    data = b"\x1b[31mred\nplain\n\x1b[3\n1mno colour"
+    marked = written_by(lambda writer: Lines(writer, b"[agent-1] "), data).decode()
+    assert marked.split("\n") == [
+        "[agent-1] \x1b[31mred\x1b[0m", "[agent-1] plain", "[agent-1] \\x1b[3", "[agent-1] 1mno colour", ""]  # fmt: skip
 
 
 def test_no_color_and_help_have_no_escapes(capfd: pytest.CaptureFixture[str]) -> None:
