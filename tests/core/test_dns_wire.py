@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import time
 
@@ -58,8 +59,10 @@ def test_addresses_are_those_of_the_name_and_its_aliases(
         records.append(dns.rrset.from_text(here + ".", ttl, "IN", kind, *addresses))
     records.append(dns.rrset.from_text("not-in-the-chain.somewhere.else.", ttl, "IN", "A", "192.0.2.66"))
     reply.answer.extend(data.draw(st.permutations(records)))
-    wanted = dns_reply.parse_addresses(reply.to_wire(), query.to_wire(), wire.parse_query(query.to_wire()))
+    told = reply.to_wire()  # in another order each time
+    wanted = dns_reply.parse_addresses(told, query.to_wire(), wire.parse_query(query.to_wire()))
     assert dict(wanted.found) == {parse_address(address): ttl for address in addresses} and wanted.rcode == 0
+    assert dns_reply.addresses_of(told) == tuple(address for address, _ in wanted.found)
 
 
 @given(NAME, KIND, st.data(), st.booleans())
@@ -92,6 +95,10 @@ def test_garbage_is_a_wire_error_or_a_message(query: bytes, reply: bytes) -> Non
         except wire.WireError:
             continue
         assert all(parse_address(address) for address, _ in addresses.found)
+        assert dns_reply.addresses_of(message) == tuple(address for address, _ in addresses.found)
+    for message in (query, reply, good[:12] + query):
+        with contextlib.suppress(wire.WireError):
+            dns_reply.addresses_of(message)
 
 
 @pytest.mark.parametrize("pointers", [b"\xc0\x0c", b"\xc0\xff", b"\xff\xff", b"\xc0"])

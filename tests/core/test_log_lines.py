@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 import logging
+import sys
 
-from agentfw.log_lines import Sparing
+from agentfw.log_lines import OneLine, Sparing
+
+
+def test_a_traceback_does_nothing_to_a_terminal() -> None:
+    try:
+        raise ValueError("a\x1b[2J\nagentfw.relay: forged\x9b\u202e")
+    except ValueError:
+        record = logging.LogRecord("agentfw", logging.ERROR, "x.py", 1, "failed", (), sys.exc_info())
+    lines = OneLine("%(message)s").format(record).split("\n")
+    assert lines[:2] == ["failed", "Traceback (most recent call last):"]
+    assert lines[-2:] == ["ValueError: a\\x1b[2J", "agentfw.relay: forged\\x9b\\u202e"]
 
 
 class Kept(logging.Handler):

@@ -13,7 +13,8 @@ LOOPBACK = ("127.0.0.1", 8701)
 ALL = ("0.0.0.0", 8702)
 SIX = ("::1", 8703)
 ALL_SIX = ("::", 8704)
-LISTENERS = (LOOPBACK, ALL, SIX, ALL_SIX)
+LINK = ("fe80::1%eth0", 8705)
+LISTENERS = (LOOPBACK, ALL, SIX, ALL_SIX, LINK)
 
 
 @pytest.mark.parametrize(
@@ -39,10 +40,19 @@ LISTENERS = (LOOPBACK, ALL, SIX, ALL_SIX)
         ("2001:db8::1", 8703, None),
         ("::1", 8704, ALL_SIX),
         ("::", 8704, ALL_SIX),
+        ("fe80::1", 8705, LINK),
+        ("fe80::2", 8705, None),
     ],
 )
 def test_what_is_reached(address: str, port: int, expected: object) -> None:
     assert reached(address, port, LISTENERS) == expected
+
+
+def test_an_address_of_this_host_is_reached_where_all_are_listened_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentfw.addresses.is_own", lambda address: address in ("192.0.2.1", "2001:db8::1"))
+    assert [reached("192.0.2.1", port, LISTENERS) for port in range(8701, 8705)] == [None, ALL, None, ALL_SIX]
+    assert reached("2001:db8::1", 8704, LISTENERS) == ALL_SIX and reached("64:ff9b::c000:201", 8702, LISTENERS) == ALL
+    assert reached("192.0.2.2", 8702, LISTENERS) is None
 
 
 class _Everything:

@@ -14,7 +14,7 @@ from agentfw.cli.top.source import Tail
 from agentfw.cli.top.story import SECTIONS, story_page
 from agentfw.cli.top.words import COARSE, FINE
 from agentfw.texts import fitted, width
-from agentfw.views import AgentRow, AgentStory, AgentTable, Loaded, Overview
+from agentfw.views import AgentRow, AgentStory, AgentTable, Loaded, Overview, Sample
 
 from tests.hostile import TEXTS, harmful_page
 
@@ -75,6 +75,15 @@ def test_numbers_that_cannot_be(number: float) -> None:
 def test_texts_of_others(text: str) -> None:
     page = drawn(1, text)
     assert not harmful_page("." + page.replace("\n", "\n.")) and len(page) < 500_000
+
+
+def test_a_bar_takes_no_room_from_its_number() -> None:
+    history = [Sample(time=float(each), bytes_up=1e6, denials=1.0) for each in range(60)]
+    overview = Overview(time=60.0, started=0.0, bytes_up=123 << 20, bytes_down=456 << 20, denials=9_999, history=history)
+    for columns in range(80, 200):
+        page = plain(numbers(overview, columns, FINE))
+        assert "traffic  123M up 456M down, " in page and "denials  9,999 " in page and "…" not in page, columns
+    assert "█" in page
 
 
 def test_nothing_yet() -> None:

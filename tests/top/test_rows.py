@@ -62,12 +62,15 @@ def test_cores_are_what_cpu_time_grew_by() -> None:
     agents.take(table(row("a", cpu_seconds=1.0), time=100.0))
     agents.take(table(row("a", cpu_seconds=2.0), time=102.0, whole=False))
     assert agents.known["a"].busy == 0.5
-    agents.take(table(time=103.0, whole=False))
+    agents.take(table(time=106.0, whole=False))
     assert agents.known["a"].busy == 0.5, "a pool does not measure each second"
     agents.take(table(time=109.0, whole=False))
     assert agents.known["a"].busy == 0.0
     agents.take(table(row("a", cpu_seconds=0.1), time=110.0, whole=False))
     assert agents.known["a"].busy == 0.0, "begun again, not of negative use"
+    agents.take(table(row("a", cpu_seconds=1.1), time=111.0, whole=False))
+    agents.take(table(row("a", cpu_seconds=2.1, state="done"), time=112.0, whole=False))
+    assert agents.known["a"].busy == 0.0, "ended"
 
 
 def test_filters() -> None:
@@ -146,5 +149,6 @@ def test_bars_are_as_wide_as_they_must_be(values: list[float], columns: int) -> 
         assert (seen != "") == any(values[-columns:] if columns else []), "what is there is seen"
         lines = words.columns(values, 4, glyphs)
         assert len(lines) == 4 and all(len(line) == len(values) for line in lines)
+    assert words.spark([0.0, 5.0, 1e-9], 5) == "   █▁" and words.spark([0.0, 0.0], 2) == "  "
     assert words.glyphs("latin-1", "xterm") is words.COARSE and words.glyphs("utf-8", "linux") is words.COARSE
     assert words.COARSE.rising.isascii()
