@@ -439,6 +439,9 @@ def test_completion_of_ids(pool: Pool, command: Command, monkeypatch: pytest.Mon
     monkeypatch.setenv("AGENTFW_POOL_SOCKET", "/none")
     context = logs.make_context("logs", ["j"], resilient_parsing=True)
     assert complete_ids(context, logs.params[0], "") == []
+    rows = [{"id": id, "name": "n"} for id in ("j-1\nplain\nx", "j-2", "j 3", "", "\x1b[c")]
+    monkeypatch.setattr("agentfw.cli.connect._quickly", lambda *where: {"jobs": rows})
+    assert [item.value for item in complete_ids(context, logs.params[0], "")] == ["j-2"], "what is no id is none"
 
 
 # ---- the pool
