@@ -233,6 +233,8 @@ def _cache() -> Iterator[Check]:
 
 def _plugins() -> Iterator[Check]:
     """What plugins of a pool here find of this machine: their classes' `check_machine(config)` gives status, text and hint."""
+    import msgspec
+
     from ..config import load_config
     from ..errors import AgentfwError
     from ..plugins import pool_plugins
@@ -251,7 +253,7 @@ def _plugins() -> Iterator[Check]:
             name, kind = plugin_class(given)
             check = getattr(kind, "check_machine", None)
             for status, detail, hint in check(config) if check is not None else ():
-                yield Check(name, status, detail, hint)
+                yield msgspec.convert({"name": name, "status": status, "detail": detail, "hint": hint}, Check)
         except AgentfwError as error:
             yield Check("configuration", "warn", str(error), getattr(error, "hint", ""))
         except Exception as error:  # anybody's code
