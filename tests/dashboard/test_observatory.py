@@ -14,9 +14,10 @@ import pytest
 from agentfw.pool.authority import RouterLink
 from agentfw.pool.jobs import PoolError
 from agentfw.pool.router import Router
-from agentfw.views import AgentStory, AgentTable, Overview
-from agentfw_dashboard import Config, Plugin, observatory
+from agentfw.views import AgentRow, AgentStory, AgentTable, Overview
+from agentfw_dashboard import Config, Plugin, observatory, rows
 from agentfw_dashboard.observatory import Observatory
+from agentfw_dashboard.rows import Rows
 
 from tests.pool.routers import finish, job, pool_test, running, until, until_running
 
@@ -109,6 +110,21 @@ async def test_only_what_changed_is_told_again() -> None:
         assert set(fourth.gone) == {one.id, three.id} and len(fourth.rows) == 3 and fourth.total == 4
         for strange in (1, fourth.since + 1000, (1 << 62)):
             assert (await seen.agents(strange)).whole
+
+
+def test_who_looked_before_what_is_remembered_gets_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "MAX_GONE", 3)
+    there = [AgentRow(id=f"a{number}", name="x") for number in range(10)]
+    found = Rows()
+    found.set(there)
+    tables = [found.table(0)]
+    while there:
+        there.pop()
+        found.set(there)
+        tables.append(found.table(tables[-1].since))
+        assert [table.gone for table in tables[1:]][-1] == [f"a{len(there)}"] and not tables[-1].whole
+    assert [found.table(table.since).whole for table in tables[:7]] == [True] * 7
+    assert [found.table(table.since).gone for table in tables[7:]] == [["a2", "a1", "a0"], ["a1", "a0"], ["a0"], []]
 
 
 @pool_test

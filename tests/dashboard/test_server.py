@@ -260,37 +260,6 @@ async def test_many_viewers_are_one_collection() -> None:
 
 
 @async_test
-async def test_what_nobody_wants_any_more_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables of a large pool are megabytes, and those who watch want another one each second."""
-    monkeypatch.setattr(shared, "FRESH", 0.01)
-    found = shared.Shared(FakeObservatory(5))
-    for since in range(20):
-        await found.agents(since)
-        await asyncio.sleep(0.02)
-    assert len(found._kept) == 1
-    await found.close()
-
-
-@async_test
-async def test_closing_leaves_no_question_behind() -> None:
-    asked = []
-
-    class Slow(FakeObservatory):
-        async def agents(self, since: int) -> AgentTable:
-            asked.append(asyncio.current_task())
-            await asyncio.sleep(60)
-            return await super().agents(since)
-
-    found = shared.Shared(Slow(5))
-    waiting = [asyncio.create_task(found.agents(0, fresh=fresh)) for fresh in (False, True)]
-    while len(asked) < 2:  # noqa: ASYNC110  # a number, not ours to be told of
-        await asyncio.sleep(0.01)
-    await found.close()
-    assert all(task is not None and task.done() for task in asked)
-    assert all(isinstance(each, PoolError) for each in await asyncio.gather(*waiting, return_exceptions=True))
-
-
-@async_test
 async def test_a_failing_source_is_told_and_no_end() -> None:
     class Failing(FakeObservatory):
         failing = False
