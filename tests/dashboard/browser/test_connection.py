@@ -63,6 +63,21 @@ def test_whoever_is_logged_out_is_told_so(open_page: Open) -> None:
         page.goto("about:blank")
 
 
+def test_whoever_is_logged_out_asks_no_more(open_page: Open, serve: Serve) -> None:
+    """A tab that somebody forgot is no alarm for those who count what is refused."""
+    fake = pool()
+    serving, row = serve(fake), next(row for row in fake.rows() if row.state == "running")
+    page = live(open_page(serving, f"#/agents/{row.id}", errors="401"))
+    expect(page.get_by_role("log")).to_contain_text("step")
+    serving.do(lambda: serving.access.change_token(b"another-token-of-the-tests"))
+    expect(page.locator("#connection")).to_have_text("Logged out")
+    page.wait_for_timeout(1500)  # what was on its way
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.wait_for_timeout(5500)  # a story is asked for every five seconds
+    assert asked == []
+
+
 def test_a_pool_that_was_stopped(open_page: Open) -> None:
     fake = pool()
     with Serving(fake) as serving:

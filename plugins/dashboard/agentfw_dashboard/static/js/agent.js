@@ -150,7 +150,8 @@ export class Agent {
     const changed = (store.changedAt.get(this.id) ?? 0) !== this.version;
     const running = row === undefined || row.state !== "done" || this.story?.row.state !== "done";
     const due = performance.now() - this.asked > (changed ? LEAST : 5 * LEAST);
-    if (!this.busy && due && (this.story === null || changed || running) && !this.gone) this.#ask();
+    const may = !this.gone && store.connection.kind !== "logged-out";
+    if (!this.busy && due && (this.story === null || changed || running) && may) this.#ask();
   }
 
   async #ask() {

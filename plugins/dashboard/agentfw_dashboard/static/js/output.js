@@ -51,7 +51,8 @@ export class Output {
       if (error.aborted) return;
       setText(this.said, error.message);
       this.text.hidden = this.tail === null;
-      ended = error.status === 404; // there will be none: of a single command, it goes to the terminal
+      // There will be none: of a single command, it goes to the terminal; or one is logged out.
+      ended = error.status === 404 || error.status === 401;
     }
     if (!this.over && !ended) this.timer = setTimeout(() => this.#run(), EVERY);
   }
