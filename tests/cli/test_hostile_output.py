@@ -190,6 +190,11 @@ def test_an_agents_colours_end_with_its_line() -> None:
         "[agent-1] \x1b[31mred\x1b[0m", "[agent-1] plain", "[agent-1] \\x1b[3", "[agent-1] 1mno colour", ""]  # fmt: skip
 
 
+def test_lines_that_end_as_on_windows_are_one_line_each() -> None:
+    marked = written_by(lambda writer: Lines(writer, b"[agent-1] "), b"one\r\n\r\n10%\r20%\r\nlast\r").decode()
+    assert marked.split("\n") == [*(f"[agent-1] {line}" for line in ("one", "", "10%", "20%", "last")), ""]
+
+
 def test_no_color_and_help_have_no_escapes(capfd: pytest.CaptureFixture[str]) -> None:
     from agentfw.cli import cli, status_of
 

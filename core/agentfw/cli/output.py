@@ -165,7 +165,7 @@ class Lines:
             return data
         lines = []
         for whole in data.removesuffix(b"\n").split(b"\n"):
-            text = self._tamed.feed(whole) + self._tamed.end()
+            text = self._tamed.feed(whole.removesuffix(b"\r")) + self._tamed.end()
             lines += [self._prefix + line.encode("utf-8", "backslashreplace") + b"\n" for line in text.split("\n")]
         return b"".join(lines)
 
