@@ -88,6 +88,8 @@ class Runtime:
         self._reserved: list[IPv4Network | IPv6Network] = []
         self._listeners: dict[str, tuple[Listener, ...]] = {}
         """By owner."""
+        self.listeners: tuple[Listener, ...] = ()
+        """Those of all owners, which agents are kept from."""
         self._traffic: dict[str, Traffic] = {}
         self._carried = [0, 0]
         """Bytes up and down of agents that have ended."""
@@ -277,11 +279,7 @@ class Runtime:
         connected to them, whatever a policy says. In a pool's router they are its workers' too, from their start or next
         reload on."""
         self._listeners[owner] = tuple(listeners)
-
-    @property
-    def listeners(self) -> tuple[Listener, ...]:
-        """That agents are kept from."""
-        return tuple(dict.fromkeys(each for owned in self._listeners.values() for each in owned))
+        self.listeners = tuple(dict.fromkeys(each for owned in self._listeners.values() for each in owned))
 
     def audit(self, event: AuditEvent) -> None:
         """Tell the plugins; never raises, never waits."""
@@ -388,7 +386,7 @@ class Runtime:
             raise
 
     def _check_address(self, agent: Agent, destination: Destination, address: str) -> None:
-        if self._listeners and destination.scheme != "dns" and reached(address, destination.port, self.listeners) is not None:
+        if self.listeners and destination.scheme != "dns" and reached(address, destination.port, self.listeners) is not None:
             raise Denied("addresses: operators", f"{address} port {destination.port} is for this host's operators", "core")
         if self.is_reserved(address):
             raise Denied("addresses: stand-ins", f"{address} stands for a name, and this agent was told of none", "core")
