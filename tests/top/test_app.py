@@ -148,8 +148,14 @@ def test_the_cursor_stays_on_its_agent() -> None:
         assert table.cursor == table.ids[at], "gone: who is in its place"
         await press(app, pilot, "G")
         assert table.cursor == table.ids[-1] and table.top == len(table.ids) - table.size.height + 1
-        await press(app, pilot, "g", "T")
+        await press(app, pilot, "P", "G", "g")
         assert table.cursor == table.ids[0] and table.top == 0
+        first = table.cursor
+        source.fake.set(first, cpu_seconds=0.0)
+        source.fake.set(table.ids[5], cpu_seconds=1e9)
+        source.fake.step()
+        await app.ask()
+        assert table.cursor == table.ids[0] != first, "the first, whoever that is"
 
     shown(body)
 
@@ -270,6 +276,7 @@ def test_pages_and_help() -> None:
         text = await press(app, pilot, "G")
         assert "policy: default: deny" in text
         assert f"denied: {app.seen.overview.denials}, the last of them" in plain(app.first.query_one("#page", Page).lines)  # type: ignore[union-attr]
+        assert (await press(app, pilot, "2")).split("\n")[1].startswith("warm-up "), "each page from its beginning"
         text = await press(app, pilot, "3")
         assert (
             "/etc/agentfw/agentfw.toml" in text
@@ -277,6 +284,12 @@ def test_pages_and_help() -> None:
             and "dns 0.1.0" in text
             and "    resolve" in text
         )
+        aside = (await press(app, pilot, "right")).split("\n")[1]
+        assert aside and aside == text.split("\n")[1][20:] and (await press(app, pilot, "h")) == text
+        app.first.query_one("#foot", Page).show_lines([(("\x1b]0;t\x07\u202e", ""),)])
+        await pilot.pause()
+        assert screen(app)[-1] == "\\x1b]0;t\\x07\\u202e", "whatever led there"
+        assert "NAME" in await press(app, pilot, "escape")
         text = await press(app, pilot, "question_mark")
         assert text.split("\n")[1] == "keys" and "page up, page down" in text
         await press(app, pilot, "escape")
@@ -301,6 +314,8 @@ def test_all_keys_are_told() -> None:
 @pytest.mark.parametrize("size", [(80, 24), (200, 60), (40, 10), (20, 5), (1, 1), (300, 100)])
 def test_sizes(size: tuple[int, int]) -> None:
     async def body(app: Top, pilot: Pilot[int], source: FakeSource) -> None:
+        if size == (40, 10):
+            assert screen(app)[1].startswith("NAME"), "where there is little room the agents come first"
         for keys in ("2", "3", "1", "enter", "G", "escape", "question_mark", "escape"):
             await press(app, pilot, keys)
         await pilot.resize_terminal(100, 30)
@@ -322,6 +337,8 @@ def test_a_pool_that_is_lost_and_found() -> None:
         assert " of 1500 agents" in page(app), "what was seen last stays"
         assert source.reconnects == 1
         source.lost = ""
+        await app.ask()
+        assert source.asked[-1] == 0, "what it missed is not known"
         source.fake = FakeObservatory(3, now=NOW + 1, hostile_names=False)  # another pool
         await app.ask()
         await pilot.pause()
