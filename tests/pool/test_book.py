@@ -14,7 +14,7 @@ from agentfw.pool.jobs import Job, JobResult, Output
 from agentfw.pool.kept_output import OVERHEAD, SEGMENT, KeptOutput
 from agentfw.pool.sharding import choose, divided
 from agentfw.pool.waiting import Waiting
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
 
@@ -166,6 +166,69 @@ def test_the_end_of_output_is_that_of_all(written: list[tuple[Any, bytes]], limi
     for each, of in zip(reversed(found), reversed(whole), strict=False):
         assert (each.stream, each.offset + len(each.data)) == (of.stream, of.offset + len(of.data))
         assert of.data.endswith(each.data)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from([1, 2]), st.binary(min_size=1, max_size=9)), max_size=30),
+    st.integers(OVERHEAD, 12 * OVERHEAD),
+    st.tuples(st.integers(0, 99), st.integers(0, 99)),
+    st.lists(st.tuples(st.sampled_from([1, 2]), st.binary(min_size=1, max_size=9)), max_size=3),
+)
+@example([(1, b"abc")], 12 * OVERHEAD, (3, 0), [(1, b"de")])  # what grows is the piece that was read
+def test_output_from_an_offset_is_that_part_of_all(
+    written: list[tuple[Any, bytes]], limit: int, begin: tuple[int, int], later: list[tuple[Any, bytes]]
+) -> None:
+    kept = KeptOutput(limit)
+    for stream, data in written:
+        kept.add(stream, data)
+
+    async def read(stdout: int, stderr: int, more: list[tuple[Any, bytes]]) -> list[tuple[int, int, bytes]]:
+        async def write() -> None:
+            for stream, data in more:
+                await asyncio.sleep(0)
+                kept.limit = 1 << 20
+                kept.add(stream, data)
+            kept.end()
+
+        writing = asyncio.create_task(write())
+        found = [(each.stream, each.offset, each.data) async for each in kept.read(follow=True, stdout=stdout, stderr=stderr)]
+        await writing
+        return found
+
+    part = asyncio.run(read(*begin, later))
+    whole = asyncio.run(read(0, 0, []))
+    told, wanted = ([(stream, offset + at, byte) for stream, offset, data in found for at, byte in enumerate(data)]
+                    for found in (part, whole))  # fmt: skip
+    assert told == [each for each in wanted if each[1] >= begin[each[0] - 1]]
+
+
+def test_the_end_of_much_output_costs_little() -> None:
+    """A job may write a byte to each stream in turn, and somebody may ask for what is new every second."""
+    looked = 0
+
+    class Counted(dict[int, Any]):
+        def get(self, key: int, default: Any = None) -> Any:
+            nonlocal looked
+            looked += 1
+            return super().get(key, default)
+
+        def __getitem__(self, key: int) -> Any:
+            nonlocal looked
+            looked += 1
+            return super().__getitem__(key)
+
+    kept = KeptOutput(1 << 24)
+    for _ in range(5_000):
+        kept.add(1, b"o")
+        kept.add(2, b"e")
+    kept._segments = Counted(kept._segments)
+
+    async def read(stdout: int, stderr: int) -> bytes:
+        return b"".join([each.data async for each in kept.read(follow=False, stdout=stdout, stderr=stderr)])
+
+    assert asyncio.run(read(4_990, 4_995)) == b"o" * 5 + b"oe" * 5
+    assert looked < 100
 
 
 @settings(max_examples=60, deadline=None)

@@ -86,7 +86,7 @@ class KeptOutput:
     async def read(self, *, follow: bool, stdout: int, stderr: int) -> AsyncIterator[Output]:
         """From these offsets on; `follow`: until `end()`, else what is there."""
         begin = {1: stdout, 2: stderr}
-        place, position = self._first, 0
+        place, position = self._place_of(begin), 0
         while True:
             if place < self._first:
                 place, position = self._first, 0
@@ -109,6 +109,18 @@ class KeptOutput:
                 await waiter
             finally:
                 self._waiters.discard(waiter)
+
+    def _place_of(self, begin: dict[int, int]) -> int:
+        """Where the first piece is that has something from these offsets on. Looked for from the end, so that it costs no more
+        than what there is to be read."""
+        sought = {stream for stream, offset in begin.items() if offset < self.written[stream]}
+        place = self._next
+        while sought and place > self._first:
+            place -= 1
+            segment = self._segments[place]
+            if segment.offset <= begin[segment.stream]:
+                sought.discard(segment.stream)
+        return max(min(place, self._next - 1), self._first)  # the last one may grow
 
     def last(self, size: int, pieces: int) -> tuple[list[Output], int]:
         """The newest, at most so many bytes in so many pieces, in the order in which they came; and how many bytes came before.
