@@ -35,6 +35,67 @@ def manager(*plugins: object, config: Config | None = None) -> PluginManager:
     return made
 
 
+# -- arguments
+
+
+def test_each_is_called_with_what_it_names() -> None:
+    told: list[tuple[object, ...]] = []
+
+    class Nothing:
+        @hookimpl
+        def flow_end(self) -> None:
+            told.append(())
+
+    class One:
+        @hookimpl
+        def flow_end(self, flow: object) -> None:
+            told.append((flow,))
+
+    class Turned:
+        @hookimpl
+        def flow_end(self, flow: object, agent: Agent) -> None:
+            told.append((flow, agent))
+
+    class All:
+        @hookimpl
+        def flow_end(self, agent: Agent, flow: object) -> None:
+            told.append((agent, flow))
+
+    made = manager(Nothing(), One(), Turned(), All())
+    made.flow_end(AGENT, "flow")  # type: ignore[arg-type]  # whatever it is
+    assert told == [(), ("flow",), ("flow", AGENT), (AGENT, "flow")]
+
+
+def test_who_is_told_and_says_something_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    class Says:
+        @hookimpl
+        def flow_end(self) -> str:
+            return "secret"
+
+    class Fails:
+        @hookimpl
+        def flow_end(self) -> None:
+            raise ValueError("secret")
+
+    class Listens:
+        calls = 0
+
+        @hookimpl
+        def flow_end(self) -> None:
+            self.calls += 1
+
+    last = Listens()
+    made = manager(Says(), Fails(), last)
+    made.flow_end(AGENT, "flow")  # type: ignore[arg-type]  # whatever it is
+    assert last.calls == 1 and [record.message for record in caplog.records] == [
+        "plugin `p0` failed in `flow_end`: returned str",
+        "plugin `p1` failed in `flow_end`: ValueError",
+    ]
+    numbers = made.hook_statistics()
+    assert numbers["hooks.p0.flow_end.errors"] == numbers["hooks.p1.flow_end.errors"] == 1
+    assert numbers["hooks.p0.flow_end.calls"] == numbers["hooks.p1.flow_end.calls"] == numbers["hooks.p2.flow_end.calls"] == 1
+
+
 # -- order
 
 

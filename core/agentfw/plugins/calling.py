@@ -13,7 +13,7 @@ import logging
 import time
 import types
 from bisect import bisect_left
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from typing import Any, NoReturn
 
 from ..errors import AgentfwError, Denied, HookError, UpstreamError
@@ -224,6 +224,37 @@ class Call:
                 waits_for = self._step(step, value)
             except StopIteration as done:
                 return done.value
+
+
+def tell(news: Iterable[tuple[tuple[Call, ...], tuple[object, ...]]], failed: Callable[[Call, AgentfwError], None]) -> None:
+    """Call all of them with these arguments, one after the other, never awaiting; `failed` is told what one raised, or that it
+    returned something. PERF: as `Call.now()`, but what ends one begins the next, and nothing is called in between."""
+    start = _now()
+    for calls, args in news:
+        for call in calls:
+            try:
+                result = call.function(*args)
+            except BaseException as error:
+                try:
+                    call._fail(args, start, error)
+                except AgentfwError as raised:
+                    failed(call, raised)
+                start = _now()
+                continue
+            end = _now()
+            took = end - start
+            start = end
+            call.calls += 1
+            call.buckets[bisect_left(HOOK_NS, took)] += 1
+            call.total_ns += took
+            if took > call.longest_ns:
+                call.longest_ns = took
+            if took > call.blocking_ns:
+                call._held_up(took)
+            if call.trace is not None:
+                call.trace(call, args, _outcome(result), took)
+            if result is not None:
+                failed(call, call.nonsense(result))
 
 
 class _OutOfTime(Exception):

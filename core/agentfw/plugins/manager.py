@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -33,7 +34,7 @@ from ..metering import Meter
 from ..reports import Decision, Table
 from ..texts import shown, why
 from . import tracing
-from .calling import Call, Tracer
+from .calling import Call, Tracer, tell
 from .discovery import available
 from .failures import FailureLog
 from .fitting import check_fit
@@ -79,7 +80,7 @@ class PluginManager:
         """Without those that are not wanted at the moment."""
         self._told: dict[str, tuple[tuple[Call, ...], tuple[Call, ...]]] = dict.fromkeys(hook_names(), ((), ()))
         """Of hooks that tell: who is told at once, and who later."""
-        self.later = Later(self._tell_one)
+        self.later = Later(self._log)
         self._permissions: dict[tuple[str, str], Decision] = {}
         self._never_started: set[str] = set()
         self.failures = FailureLog()
@@ -494,21 +495,13 @@ class PluginManager:
     def _tell(self, hook: str, *args: object) -> None:
         """Everybody, never awaited, whatever one of them does: failures are logged."""
         now, later = self._told[hook]
-        for call in now:
-            self._tell_one(call, args)
+        if now:
+            tell(((now, args),), self._log)
         if later:
             if self.later.open:
                 self.later.add(later, args)
             else:
-                for call in later:
-                    self._tell_one(call, args)
-
-    def _tell_one(self, call: Call, args: tuple[object, ...]) -> None:
-        try:
-            if (result := call.now(args)) is not None:
-                raise call.nonsense(result)
-        except AgentfwError as error:
-            self._log(call, error)
+                tell(((later, args),), self._log)
 
     def _gather(self, hook: str, fits: Callable[[object], bool], what: str, *args: object) -> list[tuple[str, object]]:
         """(plugin, result) of everybody who returns something; what does not fit, and failures, are logged and left out."""
@@ -544,8 +537,7 @@ def _compiled(hook: str, implementation: pluggy.HookImpl, argnames: Iterable[str
     names = tuple(argnames)
     function = implementation.function
     if tuple(implementation.argnames) != names:
-        places = tuple(names.index(name) for name in implementation.argnames)
-        function = functools.partial(_pruned, function, places)
+        function = _pruned(function, tuple(names.index(name) for name in implementation.argnames))
     return Call(implementation.plugin_name, hook, function, names)
 
 
@@ -560,8 +552,15 @@ def _listed(name: str, plugin: object, attribute: str) -> frozenset[str]:
         return frozenset()
 
 
-def _pruned(function: Callable[..., Any], places: tuple[int, ...], *args: object) -> Any:
-    return function(*[args[place] for place in places])
+def _pruned(function: Callable[..., Any], places: tuple[int, ...]) -> Callable[..., Any]:
+    """`function`, given all arguments, called with those at `places`."""
+    if not places:
+        return lambda *args: function()
+    if len(places) == 1:
+        (place,) = places
+        return lambda *args: function(args[place])
+    pick = operator.itemgetter(*places)
+    return lambda *args: function(*pick(args))
 
 
 def _is_numbers(result: object) -> bool:

@@ -11,7 +11,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from .calling import Call
+from ..errors import AgentfwError
+from .calling import Call, tell
 
 SECONDS = 0.05
 """That news wait at most."""
@@ -27,10 +28,11 @@ News = tuple[tuple[Call, ...], tuple[object, ...]]
 
 
 class Later:
-    """Belongs to the loop that `begin()` gives; without one nothing may be added. `tell` never raises."""
+    """Belongs to the loop that `begin()` gives; without one nothing may be added. `failed` is told what went wrong, and never
+    raises."""
 
-    def __init__(self, tell: Callable[[Call, tuple[object, ...]], None]) -> None:
-        self._tell = tell
+    def __init__(self, failed: Callable[[Call, AgentfwError], None]) -> None:
+        self._failed = failed
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: list[News] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -71,9 +73,7 @@ class Later:
                 if not (waiting := self._waiting):
                     return
                 self._waiting = []
-                for calls, args in waiting:
-                    for call in calls:
-                        self._tell(call, args)
+                tell(waiting, self._failed)
             if self._waiting and not self._endless:
                 self._endless = True
                 names = sorted({f"{call.plugin}.{call.hook}" for calls, _ in self._waiting for call in calls})
