@@ -7,7 +7,7 @@ Anything that two parsers could read differently is a ProtocolError.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .errors import ProtocolError
@@ -96,9 +96,13 @@ class Headers:
         name = name.lower()
         return [value for lower, _, value in self._items if lower == name]
 
-    def beginning(self, prefixes: tuple[str, ...]) -> list[tuple[str, str]]:
-        """(name, value) of all fields whose name begins with one of these, names and prefixes in lower case."""
-        return [(lower, value) for lower, _, value in self._items if lower.startswith(prefixes)]
+    def among(self, names: frozenset[str]) -> list[tuple[str, str]]:
+        """(name, value) of all fields that have one of these names, in lower case."""
+        return [(lower, value) for lower, _, value in self._items if lower in names]
+
+    def picked(self, wanted: Mapping[str, object]) -> list[tuple[str, str]]:
+        """(name, value) of all fields for whose name, in lower case, `wanted[name]` is something that counts as true."""
+        return [(lower, value) for lower, _, value in self._items if wanted[lower]]
 
     def tokens(self, name: str) -> list[str]:
         """The comma-separated elements of all fields of that name, lower case."""

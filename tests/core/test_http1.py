@@ -143,6 +143,8 @@ def test_headers_cannot_be_split(name: str, value: str) -> None:
 def test_headers() -> None:
     headers = Headers([("A", "1"), ("B", "2"), ("a", "3"), ("Authorization", "Bearer secret")])
     assert headers.get("a") == "1" and headers.get_all("A") == ["1", "3"] and "b" in headers and "c" not in headers
+    assert headers.among(frozenset({"a", "c"})) == [("a", "1"), ("a", "3")]
+    assert headers.picked({"a": "", "b": 1, "authorization": 0}) == [("b", "2")]
     headers.set("A", "4")
     assert list(headers)[:2] == [("A", "4"), ("B", "2")] and len(headers) == 3
     assert "secret" not in repr(headers) and "secret" not in repr(RequestHead("GET", "/?key=secret", headers)) + repr(

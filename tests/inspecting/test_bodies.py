@@ -11,9 +11,8 @@ from itertools import count
 
 import msgspec
 import pytest
-from agentfw import Headers
 from agentfw_inspect import bodies as module
-from agentfw_inspect.bodies import DOCUMENT_MAX, REQUEST_MAX, UNREAD, RequestWatch, ResponseWatch, Room, read_document, waits
+from agentfw_inspect.bodies import DOCUMENT_MAX, REQUEST_MAX, RequestWatch, ResponseWatch, Room, read_document
 from agentfw_inspect.config import PriceConfig
 from agentfw_inspect.prices import Prices
 from agentfw_inspect.reading import Reading
@@ -86,13 +85,6 @@ def test_a_document_that_waits_says_the_same(name: str) -> None:
     assert {field: getattr(reading, field) for field in Reading.__slots__} == facts(watch(case, [data]))
     assert read_document(provider, operation, data[:-2], Reading()) == 1 == watch(case, [data[:-2]]).unreadable
     assert read_document(provider, operation, b"", Reading()) == 0 == watch(case, [b""]).unreadable
-
-
-def test_what_may_wait_is_small_plain_json() -> None:
-    plain = {"Content-Type": JSON}
-    assert waits(b"{}", Headers(plain.items())) and not waits(bytes(UNREAD + 1), Headers(plain.items()))
-    assert not waits(b"{}", Headers({**plain, "Content-Encoding": "gzip"}.items()))
-    assert not waits(b"{}", Headers({"Content-Type": EVENTS}.items())) and not waits(b"{}", Headers())
 
 
 def raw_deflate(data: bytes) -> bytes:

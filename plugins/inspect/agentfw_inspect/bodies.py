@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Callable, Iterator
 
 import msgspec
-from agentfw import Headers
 from agentfw.reports import shown
 
 from .anthropic import Anthropic
@@ -102,7 +101,8 @@ class RequestWatch:
 
     @property
     def model(self) -> str:
-        self._settle()
+        if self._unread:
+            self._settle()
         return self._model
 
     @property
@@ -112,7 +112,8 @@ class RequestWatch:
 
     @property
     def streamed(self) -> bool:
-        self._settle()
+        if self._unread:
+            self._settle()
         return self._streamed
 
     def __call__(self, piece: bytes, last: bool) -> bytes:
@@ -150,7 +151,8 @@ class RequestWatch:
         """Read what has not been."""
         data = self._unread
         if data:
-            self._forget_unread()
+            self._unread = b""
+            self._room.left += len(data)
             self._decode(data)
 
     def _estimate(self) -> None:
@@ -160,14 +162,12 @@ class RequestWatch:
         if request is not None:
             self._measure(request)
 
-    def _forget_unread(self) -> None:
-        self._room.left += len(self._unread)
-        self._unread = b""
-
     def release(self) -> None:
         """Nothing more is kept. Idempotent."""
         self._request = None
-        self._forget_unread()
+        if self._unread:
+            self._room.left += len(self._unread)
+            self._unread = b""
         if self._kept is not None:
             self._room.left += len(self._kept)
             self._kept = None
@@ -383,14 +383,6 @@ def _object_end(data: bytes, at: int) -> int:
         if not depth:
             return i + 1
     return 0
-
-
-def waits(piece: bytes, headers: Headers) -> bool:
-    """Whether a body that is one piece need not be read before all is over, and can then be by `read_document()`."""
-    if len(piece) > UNREAD or headers.get("content-encoding") is not None:
-        return False
-    kind = headers.get("content-type")
-    return kind is not None and kind.startswith("application/json")
 
 
 def read_document(provider: str, operation: str, data: bytes, reading: Reading) -> int:

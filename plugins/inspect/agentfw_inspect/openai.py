@@ -166,12 +166,15 @@ class OpenAI:
                 reading.output = reading.output or 0
         if outputs is not None:
             reading.output = count(outputs)
+        cached = usage.prompt_cache_hit_tokens
         details = usage.prompt_tokens_details or usage.input_tokens_details
-        cached = usage.prompt_cache_hit_tokens if details is None or details.cached_tokens is None else details.cached_tokens
+        if details is not None:
+            if details.cached_tokens is not None:
+                cached = details.cached_tokens
+            if details.cache_write_tokens is not None:
+                reading.cache_write = count(details.cache_write_tokens)
         if cached is not None:
             reading.cache_read = count(cached)
-        if details is not None and details.cache_write_tokens is not None:
-            reading.cache_write = count(details.cache_write_tokens)
         details = usage.completion_tokens_details or usage.output_tokens_details
         if details is not None and details.reasoning_tokens is not None:
             reading.reasoning = count(details.reasoning_tokens)

@@ -15,9 +15,10 @@ from agentfw.reports import ExchangeReport, Table, shown
 from agentfw.runtime import Runtime
 
 from . import budgets, pool
-from .bodies import CHARACTERS_A_TOKEN, RequestWatch, ResponseWatch, Room, read_document, waits
+from .bodies import CHARACTERS_A_TOKEN, UNREAD, RequestWatch, ResponseWatch, Room, read_document
 from .budgets import Account, Warden
 from .config import Config
+from .heads import of_request, of_response
 from .prices import Prices
 from .reading import Reading
 from .routes import Recognised, Routes
@@ -26,7 +27,6 @@ from .totals import OTHER, Rows, Totals, add, bucket_of
 
 MAX_AGENTS, MAX_LABELS, MAX_MODELS, MAX_DESTINATIONS = 4096, 4096, 256, 256
 MAX_LIVE_AGENTS = 65536
-MAX_LIMIT_HEADERS = 32
 OPAQUE = frozenset({"tcp", "tls", "udp"})
 """Schemes without requests that could be seen."""
 OUTPUT_RESERVED = 1024
@@ -34,7 +34,6 @@ OUTPUT_RESERVED = 1024
 MOST_RESERVED = 1 << 21
 """Tokens reserved at most, in and out: no model takes or gives more, whatever a request says. (And a cost of 1e300, added and
 taken off again, would leave nothing of others' in the sum.)"""
-_LIMITS = ("x-ratelimit-", "anthropic-ratelimit-", "retry-after", "x-should-retry")
 _ACCEPTABLE = frozenset({"gzip", "x-gzip", "deflate", "identity", ""})
 
 
@@ -55,19 +54,32 @@ class _Live(msgspec.Struct, eq=False):
     response: ResponseWatch | None = None
     document: bytes | None = None
     """In place of `response`: a whole body, which has yet to be read."""
-    status_head: ResponseHead | None = None
+    head: ResponseHead | None = None
+    """Of the response, until its body begins. PERF: kept until all is told, it and its like would fill the processor's caches."""
+    answered: int = 0
+    """The status of the response that the agent got; 0: none yet."""
+    json: bool = False
+    """That has a body of plain JSON."""
+    limits: dict[str, str] | None = None
 
     def observe(self, piece: bytes, last: bool) -> None:
         watch = self.response
-        if watch is None:  # all hooks have had their say: this is what the agent gets
-            assert self.status_head is not None
-            call, headers = self.call, self.status_head.headers
-            if last and not call.pieces and waits(piece, headers):
+        if watch is None:
+            headers, call = self.take_head(), self.call
+            if last and not call.pieces and self.json and len(piece) <= UNREAD:
                 self.document = piece
                 return
             watch = self.response = ResponseWatch(call.provider, call.operation, call.pieces, self.reading, self.clock)
             watch.begin(headers.get("content-type") or "", headers.tokens("content-encoding"))
         watch(piece, last)
+
+    def take_head(self) -> Headers:
+        """All hooks have had their say: this is what the agent gets."""
+        head, self.head = self.head, None
+        assert head is not None
+        self.answered = head.status
+        self.json, self.limits = of_response(head.headers)
+        return head.headers
 
     def reserve(self, inputs: int, outputs: int, cost: float) -> None:
         """In place of what was reserved before."""
@@ -96,7 +108,7 @@ class _Live(msgspec.Struct, eq=False):
         """Those who look refer to this: a cycle would be the garbage collector's, which walks all objects of all agents."""
         if self.request is not None:
             self.request.release()
-        self.request = self.response = self.document = self.status_head = None
+        self.request = self.response = self.document = self.head = None
 
     def end(self) -> None:
         if self.reserved != (0, 0, 0.0):
@@ -134,8 +146,8 @@ class Plugin:
         self._labels = Rows(MAX_LABELS, self._label_may_fold)
         self._models = Rows(MAX_MODELS)
         self._destinations = Rows(MAX_DESTINATIONS)
-        self._heads: dict[str, Headers] = {}
-        """By destination: those of its last response, as the agent got them."""
+        self._limits: dict[str, dict[str, str]] = {}
+        """By destination: those of its last response."""
         self._names: dict[str, str] = {}
         """Of agents by id, as far as there are rows."""
         self._counters: Counter[str] = Counter()
@@ -218,14 +230,13 @@ class Plugin:
             length = head.headers.get("content-length") or "0"
             inputs = -(-int(length) // CHARACTERS_A_TOKEN) if length.isdecimal() else 0
             live.reserve(min(inputs, MOST_RESERVED), OUTPUT_RESERVED, 0.0)
-        coding = head.headers.get("content-encoding")
-        readable = coding is None or coding.lower() == "identity"
+        readable, accepted = of_request(head.headers)
         done = (lambda: self._asked(live)) if self._budgets else None
         live.request = RequestWatch(readable, done, self._room_of(agent))
         head.transforms.append(live.request)
         if not readable:
             self._asked(live)
-        if head.headers.get("accept-encoding") is not None and not _readable(tuple(head.headers.get_all("accept-encoding"))):
+        if accepted and not _readable(accepted):
             head.headers.set("Accept-Encoding", "identity")
 
     def _admit(self, agent: Agent, *, asked: bool = False) -> None:
@@ -262,7 +273,7 @@ class Plugin:
         live = self._live.get(request.exchange)
         if live is None:
             return
-        live.status_head = head
+        live.head = head
         head.observers.append(live.observe)
 
     @property
@@ -279,11 +290,13 @@ class Plugin:
         if exchange.denied_rule and exchange.first_byte is None:
             live.forget()
             return  # refused by somebody else before it was answered
-        place = str(live.destination)
-        if live.status_head is not None:
-            self._heads[place] = live.status_head.headers
-            if len(self._heads) > MAX_DESTINATIONS:
-                self._heads.pop(next(iter(self._heads)))
+        place = live.call.place
+        if live.head is not None:  # it has no body
+            live.take_head()
+        if live.limits is not None:
+            self._limits[place] = live.limits
+            if len(self._limits) > MAX_DESTINATIONS:
+                self._limits.pop(next(iter(self._limits)))
         call = self._made(live, exchange)
         live.forget()
         latency = bucket_of(call.seconds)
@@ -302,10 +315,6 @@ class Plugin:
         if self._warden.runtime is not None:
             self._warden.runtime.plugins.model_call(agent, call)
 
-    def _told(self) -> bool:
-        """Somebody wants to know of each call."""
-        return self._warden.runtime is not None and self._warden.runtime.plugins.implemented("model_call")
-
     def _made(self, live: _Live, exchange: ExchangeReport) -> ModelCall:
         reading, watch, request = live.reading, live.response, live.request
         if live.document is not None:
@@ -314,16 +323,15 @@ class Plugin:
         elif watch is not None:
             watch.settle()
         asked = (request.model if request is not None else "") or live.call.model
-        head = live.status_head
-        status = exchange.status
+        status, answered = exchange.status, live.answered
         plain = live.document is not None
         streamed = watch.streamed if watch is not None else not plain and request is not None and request.streamed
         error_type, error = reading.error_type, reading.error
-        billed = head is None or head.status < 400
+        billed = answered < 400
         if exchange.first_byte is None:
             status = 0
             error_type, error = "no_response", shown(exchange.error, 200)
-        elif exchange.denied_rule or head is None:  # it answered, and a hook kept that from the agent
+        elif exchange.denied_rule or not answered:  # it answered, and a hook kept that from the agent
             error_type, error = "withheld", shown(exchange.error, 200)
         elif not error_type and status >= 400:
             error_type = f"http_{status}"
@@ -365,7 +373,7 @@ class Plugin:
             currency=self._config.currency if cost is not None else "",
             error_type=error_type,
             error=error,
-            rate_limits={} if head is None or not self._told() else _rate_limits(head.headers),
+            rate_limits=live.limits or {},
         )
 
     # -- whose it is
@@ -460,8 +468,7 @@ class Plugin:
         names = self._names
         agents = [(names.get(agent, agent), row) for agent, row in self._agents.items()]
         currency = self._config.currency if self._prices else ""
-        limits = {place: _rate_limits(headers) for place, headers in self._heads.items()}
-        return make_tables(self._run, self._models, agents, self._labels, self._destinations, limits, currency)
+        return make_tables(self._run, self._models, agents, self._labels, self._destinations, self._limits, currency)
 
 
 def _counts(live: _Live, exchange: ExchangeReport, billed: bool) -> tuple[int | None, int | None, bool]:
@@ -487,7 +494,3 @@ def _counts(live: _Live, exchange: ExchangeReport, billed: bool) -> tuple[int | 
 def _readable(accepted: tuple[str, ...]) -> bool:
     """By the values of `Accept-Encoding`."""
     return all(each.partition(";")[0].strip(" \t").lower() in _ACCEPTABLE for value in accepted for each in value.split(","))
-
-
-def _rate_limits(headers: Headers) -> dict[str, str]:
-    return {name[:64]: shown(value, 128) for name, value in headers.beginning(_LIMITS)[:MAX_LIMIT_HEADERS]}

@@ -68,7 +68,7 @@ class Dialect(Protocol):
 
 def count(value: int) -> int:
     """A server's number, made harmless."""
-    return min(max(value, 0), MAX_COUNT)
+    return value if 0 <= value <= MAX_COUNT else MAX_COUNT if value > 0 else 0
 
 
 def size(raw: msgspec.Raw) -> int:

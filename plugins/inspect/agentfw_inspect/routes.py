@@ -58,6 +58,8 @@ class Recognised:
     operation: str
     model: str
     pieces: bool
+    place: str = ""
+    """The destination, as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ class Routes:
                 what = found["what"].lower()
                 pieces = what == "streamgeneratecontent" and "alt=sse" not in unquote(query).lower().split("&")
                 model = found["model"] if "model" in route.pattern.groupindex else None
-                return Recognised(route.provider, _OPERATIONS[what], (model or "")[:128], pieces)
+                return Recognised(route.provider, _OPERATIONS[what], (model or "")[:128], pieces, str(destination))
         return None
 
 
