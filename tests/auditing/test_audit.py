@@ -156,7 +156,7 @@ def put(path: Path, count: int, size: int = 50, **more: Any) -> Writer:
     options: dict[str, Any] = {"max_bytes": 4096, "keep": 3, "sync": "no", **more}
     made = Writer(LogFile(path, **options), 1 << 20)
     for n in range(count):
-        made.put(json.dumps({"n": n, "pad": "x" * size}).encode())
+        made.put([json.dumps({"n": n, "pad": "x" * size}).encode()])
         if not n % 7:
             time.sleep(0.001)
     assert made.stop(10)
@@ -266,7 +266,7 @@ def test_nobody_waits_and_what_is_dropped_is_told(tmp_path: Path, monkeypatch: p
     made = Writer(LogFile(tmp_path / "a", 1 << 30, 1, "no"), 65536)
     line = json.dumps({"event": "x", "pad": "y" * 100}).encode()
     for _ in range(20_000):
-        made.put(line)
+        made.put([line])
     assert made._size <= 65536 and made.dropped > 15_000
     moves.set()
     assert made.stop(20)
@@ -294,11 +294,11 @@ def test_a_full_disk_is_counted_and_recovered_from(
     monkeypatch.setattr(writer.os, "write", filling)
     made = Writer(LogFile(tmp_path / "a", 1 << 30, 1, "no"), 65536)
     for n in range(10):
-        made.put(b'{"n": %d, "more": 1}' % n)  # 20 bytes with the end
+        made.put([b'{"n": %d, "more": 1}' % n])  # 20 bytes with the end
     assert tries.wait(10)
     tries.clear()
     for n in range(10, 2000):
-        made.put(b'{"n": %d, "pad": "%b"}' % (n, b"x" * 100))
+        made.put([b'{"n": %d, "pad": "%b"}' % (n, b"x" * 100)])
     assert tries.wait(10) and made.failures and made._size <= 2 * 65536  # what came while a batch was away, and that
     room = 1 << 30
     assert made.stop(10)
@@ -325,10 +325,10 @@ def test_another_file_gets_what_a_full_disk_did_not(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(LogFile, "write", failing)
     made = Writer(LogFile(tmp_path / "a", 1 << 30, 1, "no"), 65536)
-    made.put(b'{"n": 1}')
+    made.put([b'{"n": 1}'])
     assert tries.wait(10)
     made.turn_to(LogFile(tmp_path / "b", 1 << 30, 1, "no"), 65536)
-    made.put(b'{"n": 2}')
+    made.put([b'{"n": 2}'])
     assert made.stop(10) and (tmp_path / "b").read_bytes() == b'{"n": 1}\n{"n": 2}\n' and not made.dropped
 
 
@@ -363,7 +363,7 @@ def test_at_the_end_a_full_disk_is_not_waited_for(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(writer.os, "write", failing)
     made = Writer(LogFile(tmp_path / "a", 1 << 30, 1, "no"), 1 << 20)
     for _ in range(10):
-        made.put(b"{}")
+        made.put([b"{}"])
     assert made.stop(5) and made.dropped == 10
 
 
@@ -373,7 +373,7 @@ def test_lines_are_whole_and_in_order(tmp_path_factory: pytest.TempPathFactory, 
     folder = tmp_path_factory.mktemp("log")
     made = Writer(LogFile(folder / "a", 4096, keep, "no"), 1 << 20)
     for n, (size, pause) in enumerate(sizes):
-        made.put(json.dumps({"n": n, "pad": "x" * size}).encode())
+        made.put([json.dumps({"n": n, "pad": "x" * size}).encode()])
         if pause:
             time.sleep(0.0005)
     assert made.stop(10)

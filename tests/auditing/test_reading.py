@@ -263,7 +263,7 @@ def test_following_a_log_that_two_write_and_put_away(tmp_path: Path) -> None:
     def run(first: int) -> None:
         made = Writer(LogFile(path, 4096, 1000, "no"), 1 << 20)
         for n in range(first, first + 500):
-            made.put(line(n, 50))
+            made.put([line(n, 50)])
             if not n % 20:
                 threading.Event().wait(0.002)
         assert made.stop(20)

@@ -155,3 +155,14 @@ async def test_lines_are_looked_into_many_at_once_and_stay_lines(tmp_path: Path,
     if mask == b"hidden":
         assert [line["reason"] for line in told] == ["******" if number == 500 else f"seen {number}" for number in range(1000)]
         assert masks.looks <= 1000 // 256 + 2 + 1, "the one that is masked is looked into once more"
+
+
+@async_test
+async def test_what_cannot_be_written_takes_no_other_line_along(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    async with running(Plugin(Config(str(path)))) as runtime:
+        for name in ("first", "sec\ud800ond", "third"):
+            runtime.audit(AuditEvent(time=1.0, kind=name))
+    told = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["event"] for line in told] == ["first", "dropped", "third"]
+    assert told[1]["lines"] == 1 and told[1]["reason"] == "it cannot be written as JSON: UnicodeEncodeError"

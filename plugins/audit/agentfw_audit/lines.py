@@ -1,5 +1,4 @@
-"""The lines, one Struct for each kind: what docs/audit.md lists, and a test holds it to. Before these fields each line has `time`
-and `event`, and those about an agent `agent_id`, `agent` and `labels`.
+"""The lines, one Struct for each kind: what docs/audit.md lists, and a test holds it to.
 
 A field that is not there has its default: that is how much a line says.
 """
@@ -11,11 +10,20 @@ from collections.abc import Mapping
 import msgspec
 
 
-class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    pass
+class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """What all have before their own."""
+
+    time: float
+    """Seconds since 1970, UTC, in whole microseconds."""
+    event: str
+    """What it tells of: a key of LINES."""
+    agent_id: str = ""
+    """Of those about an agent; so are these."""
+    agent: str = ""
+    labels: dict[str, str] = {}
 
 
-class DecisionLine(_Line, frozen=True):
+class DecisionLine(Line, frozen=True):
     """decision: whether the agent may do something. The first of a kind at once, those alike together later (`count`)."""
 
     allowed: bool
@@ -36,7 +44,7 @@ class DecisionLine(_Line, frozen=True):
     """When the first of these `count` was; none was before the line's own `time`."""
 
 
-class QuestionLine(_Line, frozen=True):
+class QuestionLine(Line, frozen=True):
     """question: a DNS question of an agent's is answered."""
 
     name: str
@@ -51,7 +59,7 @@ class QuestionLine(_Line, frozen=True):
     rule: str = ""
 
 
-class ExchangeLine(_Line, frozen=True):
+class ExchangeLine(Line, frozen=True):
     """exchange: an HTTP request is over."""
 
     destination: str
@@ -74,7 +82,7 @@ class ExchangeLine(_Line, frozen=True):
     """That refused it."""
 
 
-class FlowLine(_Line, frozen=True):
+class FlowLine(Line, frozen=True):
     """flow: a guest's socket is over."""
 
     kind: str
@@ -88,7 +96,7 @@ class FlowLine(_Line, frozen=True):
     rule: str = ""
 
 
-class ModelCallLine(_Line, frozen=True):
+class ModelCallLine(Line, frozen=True):
     """model_call: a call of a model has ended; told by the plugin `inspect`."""
 
     destination: str
@@ -115,7 +123,7 @@ class ModelCallLine(_Line, frozen=True):
     error: str = ""
 
 
-class ExitLine(_Line, frozen=True):
+class ExitLine(Line, frozen=True):
     """exit: an agent has ended."""
 
     how: str
@@ -126,7 +134,7 @@ class ExitLine(_Line, frozen=True):
     text: str = ""
 
 
-class JobLine(_Line, frozen=True):
+class JobLine(Line, frozen=True):
     """job: what became of one. `agent_id` is the attempt's ("ID", "ID.2"), to which the agent's own lines add a number
     ("ID.2-9"); `agent` the job's name, else its id."""
 
@@ -148,7 +156,7 @@ class JobLine(_Line, frozen=True):
     """`seconds`, `cpu_seconds`, `queued_seconds`, `dispatch_seconds`, `memory`, `stdout`, `stderr`, `bytes_up`, `bytes_down`."""
 
 
-class PoolLine(_Line, frozen=True):
+class PoolLine(Line, frozen=True):
     """pool: what became of it, and who had it done."""
 
     what: str
@@ -160,14 +168,14 @@ class PoolLine(_Line, frozen=True):
     text: str = ""
 
 
-class DroppedLine(_Line, frozen=True):
+class DroppedLine(Line, frozen=True):
     """dropped: lines that are not there. With an agent, because it caused more than its share; else the disk did not keep up."""
 
     lines: int
     reason: str = ""
 
 
-LINES: dict[str, type[_Line]] = {
+LINES: dict[str, type[Line]] = {
     "decision": DecisionLine,
     "question": QuestionLine,
     "exchange": ExchangeLine,

@@ -10,9 +10,7 @@ from typing import Any
 
 import msgspec
 from agentfw import Agent, ConfigError, Destination, ExitReport, hookimpl
-from agentfw.errors import AgentfwError
 from agentfw.model_calls import ModelCall
-from agentfw.plugins import PluginManager
 from agentfw.reports import AuditEvent, Decision, ExchangeReport, FlowReport, JobEvent, QuestionReport, shown
 from agentfw.runtime import Runtime
 
@@ -22,23 +20,19 @@ from .config import Config
 from .decisions import Decisions
 from .lines import (
     DecisionLine,
-    DroppedLine,
     ExchangeLine,
     ExitLine,
     FlowLine,
     JobLine,
+    Line,
     ModelCallLine,
     PoolLine,
     QuestionLine,
 )
-from .shares import Shares
+from .outgoing import Outgoing
 from .writer import LogFile, Writer, log
 
 STOP_SECONDS = 5.0
-LINES = 256
-"""That are looked into for secrets at once, at most."""
-LINES_BYTES = 256 << 10
-"""Likewise, about."""
 ONCE = frozenset({"agent_stopped", "budget_used_up", "budget_warning", "exit", "reload"})
 """What an agent cannot make happen again and again: always written."""
 HOOKS = {
@@ -46,7 +40,15 @@ HOOKS = {
     "jobs": "job_event", "questions": "question_end",
 }  # fmt: skip
 """By what `events` names."""
-MAX_PREFIXES = 8192
+MAX_KNOWN = 8192
+
+
+class _Who(msgspec.Struct, frozen=True, gc=False):
+    """An agent, as lines name it."""
+
+    id: str
+    name: str
+    labels: dict[str, str]
 
 
 class Plugin:
@@ -60,20 +62,14 @@ class Plugin:
         self._base = Path()
         self._sees: Callable[[Path], bool] = lambda path: False
         self._writer: Writer | None = None
-        self._plugins: PluginManager | None = None
         self._prepared: LogFile | None = None
         """Of a reload that has not been committed; maybe it never is, for another plugin refused."""
         self._wanted = frozenset(config.events)
-        self._encoder = msgspec.json.Encoder()
-        self._shares = Shares(self._withheld)
+        self._out: Outgoing | None = None
         self._decisions = Decisions(self._decided, time.time)
-        self._prefixes: dict[str, bytes] = {}
+        self._known: dict[str, _Who] = {}
         """By agent's id."""
         self._telling: asyncio.TimerHandle | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._unread: list[bytes] = []
-        """Lines that have not been looked into for secrets; they are in this turn of the loop, all at once (`_look()`)."""
-        self._unread_bytes = 0
 
     def check_guest(self, file: Path | None, environment: Mapping[str, str], sees: Callable[[Path], bool]) -> None:
         """ConfigError if agents could read, or worse, write the log."""
@@ -105,7 +101,9 @@ class Plugin:
         self._prepared = self._open(config) if self._writer is not None else None
 
         def commit() -> None:
-            self._look()  # what happened before goes into the old file
+            if self._out is not None:
+                self._out.send()  # what happened before goes into the old file
+                self._out.config = config
             self._config, self._wanted = config, frozenset(config.events)
             file, self._prepared = self._prepared, None
             if self._writer is not None and file is not None:
@@ -120,14 +118,13 @@ class Plugin:
 
     @hookimpl(tryfirst=True)
     def start(self, runtime: Runtime) -> None:
-        self._plugins = runtime.plugins
-        self._loop = runtime.loop
         file = runtime.config.file
         self._base = file.parent if file else Path()
         try:
             self._writer = Writer(self._open(self._config), self._config.buffer_bytes)
         except ConfigError as error:
             raise runtime.config.error(f"{self.name}.{error.key}", error.message) from None
+        self._out = Outgoing(self._config, self._writer, runtime.plugins, runtime.loop)
         self._tell_again(runtime.loop)
 
     def _tell_again(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -140,8 +137,8 @@ class Plugin:
         if self._telling is not None:
             self._telling.cancel()
         self._decisions.tell()
-        self._shares.end()
-        self._look()
+        if self._out is not None:
+            self._out.end()
         self._close_prepared()
         if writer is not None and not await asyncio.get_running_loop().run_in_executor(None, writer.stop, STOP_SECONDS):
             log.error("the audit log %s lacks its end: the disk took longer than %g s", self._config.file, STOP_SECONDS)
@@ -163,7 +160,7 @@ class Plugin:
         if "target" in extra:
             extra["target"] = self._target(extra["target"])
         more = {name: value for name, value in extra.items() if name not in facts and name != "event"}
-        line = self._encoder.encode({"time": facts.pop("time"), "event": kind, **facts, **more})
+        line = {"time": _micros(facts.pop("time")), "event": kind, **facts, **more}
         self._put(line, "" if kind in ONCE else event.agent_id, event.agent)
 
     @hookimpl
@@ -173,7 +170,13 @@ class Plugin:
     def _decided(
         self, agent: Agent, destination: Destination | None, decision: Decision, count: int, since: float | None
     ) -> None:
+        who = self._who(agent)
         line = DecisionLine(
+            time=_micros(time.time()),
+            event="decision",
+            agent_id=who.id,
+            agent=who.name,
+            labels=who.labels,
             allowed=decision.allowed,
             hook=decision.hook,
             destination="" if destination is None else str(destination),
@@ -186,11 +189,17 @@ class Plugin:
             count=count,
             since=since,
         )
-        self._about("decision", agent, line)
+        self._put(line, agent.id, agent.name)
 
     @hookimpl
     def question_end(self, agent: Agent, question: QuestionReport) -> None:
+        who = self._who(agent)
         line = QuestionLine(
+            time=_micros(time.time()),
+            event="question",
+            agent_id=who.id,
+            agent=who.name,
+            labels=who.labels,
             name=question.name,
             qtype=question.qtype,
             rcode=question.rcode,
@@ -199,11 +208,17 @@ class Plugin:
             error=question.error,
             rule=question.denied_rule,
         )
-        self._about("question", agent, line)
+        self._put(line, agent.id, agent.name)
 
     @hookimpl
     def exchange_end(self, agent: Agent, exchange: ExchangeReport) -> None:
+        who = self._who(agent)
         line = ExchangeLine(
+            time=_micros(time.time()),
+            event="exchange",
+            agent_id=who.id,
+            agent=who.name,
+            labels=who.labels,
             destination=str(exchange.destination),
             method=exchange.method,
             target=self._target(exchange.target),
@@ -218,11 +233,17 @@ class Plugin:
             rule=exchange.denied_rule,
             exchange=exchange.exchange,
         )
-        self._about("exchange", agent, line)
+        self._put(line, agent.id, agent.name)
 
     @hookimpl
     def flow_end(self, agent: Agent, flow: FlowReport) -> None:
+        who = self._who(agent)
         line = FlowLine(
+            time=_micros(time.time()),
+            event="flow",
+            agent_id=who.id,
+            agent=who.name,
+            labels=who.labels,
             kind=flow.kind,
             port=flow.port,
             destination="" if flow.destination is None else str(flow.destination),
@@ -232,11 +253,17 @@ class Plugin:
             error=flow.error,
             rule=flow.denied_rule,
         )
-        self._about("flow", agent, line)
+        self._put(line, agent.id, agent.name)
 
     @hookimpl
     def model_call(self, agent: Agent, call: ModelCall) -> None:
+        who = self._who(agent)
         line = ModelCallLine(
+            time=_micros(time.time()),
+            event="model_call",
+            agent_id=who.id,
+            agent=who.name,
+            labels=who.labels,
             destination=str(call.destination),
             provider=call.provider,
             operation=call.operation,
@@ -258,30 +285,50 @@ class Plugin:
             error=call.error,
             exchange=call.exchange,
         )
-        self._about("model_call", agent, line)
+        self._put(line, agent.id, agent.name)
 
     @hookimpl
     def exit(self, agent: Agent, report: ExitReport) -> None:
         self._decisions.forget(agent.id)
-        self._shares.forget(agent.id)
         if "exits" in self._wanted:
+            who = self._who(agent)
             line = ExitLine(
+                time=_micros(time.time()),
+                event="exit",
+                agent_id=who.id,
+                agent=who.name,
+                labels=who.labels,
                 how=report.kind,
                 code=report.code,
                 signal=report.signal,
                 text=shown(report.text),
                 seconds=_micros(report.seconds),
             )
-            self._about("exit", agent, line)
-        self._prefixes.pop(agent.id, None)
+            self._put(line)
+        self._known.pop(agent.id, None)
+        if self._out is not None:
+            self._out.forget(agent.id)
 
     @hookimpl
     def job_event(self, event: JobEvent) -> None:
         if not event.job:
-            line: msgspec.Struct = PoolLine(what=event.kind, by=event.by, worker=event.worker, how=event.how, text=event.text)
-            self._put(_line(event.time, "pool", b"", self._encoder.encode(line)), event.by if event.kind == "refused" else "")
+            told = PoolLine(
+                time=_micros(event.time),
+                event="pool",
+                what=event.kind,
+                by=event.by,
+                worker=event.worker,
+                how=event.how,
+                text=event.text,
+            )
+            self._put(told, event.by if event.kind == "refused" else "")
             return
         line = JobLine(
+            time=_micros(event.time),
+            event="job",
+            agent_id=event.agent_id or event.job,
+            agent=event.name or event.job,
+            labels=dict(event.labels),
             what=event.kind,
             job=event.job,
             by=event.by,
@@ -295,98 +342,36 @@ class Plugin:
             text=event.text,
             usage=event.usage,
         )
-        prefix = self._prefix(event.agent_id or event.job, event.name or event.job, event.labels)
-        self._put(_line(event.time, "job", prefix, self._encoder.encode(line)))
+        self._put(line)
 
-    def _about(self, event: str, agent: Agent, line: msgspec.Struct) -> None:
-        prefix = self._prefixes.get(agent.id)
-        if prefix is None:
-            if len(self._prefixes) >= MAX_PREFIXES:
-                self._prefixes.clear()
-            prefix = self._prefixes[agent.id] = self._prefix(agent.id, agent.name, agent.labels)
-        text = _line(time.time(), event, prefix, self._encoder.encode(line))
-        self._put(text, "" if event in ONCE else agent.id, agent.name)
+    def _put(self, line: Line | Mapping[str, Any], limited: str = "", name: str = "") -> None:
+        if self._out is not None:
+            self._out.put(line, limited, name)
 
-    def _prefix(self, agent_id: str, name: str, labels: Mapping[str, str]) -> bytes:
-        """The fields that say whom a line is about, which are the same in each."""
-        who: dict[str, object] = {"agent_id": agent_id, "agent": name}
-        if labels:
-            who["labels"] = dict(labels)
-        return b"," + self._encoder.encode(who)[1:-1]
+    def _who(self, agent: Agent) -> _Who:
+        found = self._known.get(agent.id)
+        if found is None:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            found = self._known[agent.id] = _Who(agent.id, agent.name, dict(agent.labels))
+        return found
 
     def _target(self, target: str) -> str:
         return target if self._config.queries else target.partition("?")[0]
 
-    def _withheld(self, agent: str, name: str, lines: int) -> None:
-        """Of one agent (or client of the pool) that caused more than its share."""
-        line = DroppedLine(lines=lines, reason="more of this agent than agent_bytes_per_second")
-        self._put(_line(time.time(), "dropped", self._prefix(agent, name, {}), self._encoder.encode(line)))
-
-    def _put(self, line: bytes, limited: str = "", name: str = "") -> None:
-        """`limited`: the agent whose share it takes of; "": it is written in any case."""
-        if self._writer is None or self._plugins is None:
-            return
-        if limited:
-            rate, burst = self._config.agent_bytes_per_second, self._config.agent_burst
-            if not self._shares.admit(limited, name, len(line), rate, burst, time.monotonic()):
-                return
-        if not self._plugins.implemented("redact"):
-            self._writer.put(line)
-            return
-        if not self._unread and self._loop is not None:
-            self._loop.call_soon(self._look)
-        self._unread.append(line)
-        self._unread_bytes += len(line)
-        if len(self._unread) >= LINES or self._unread_bytes > LINES_BYTES:
-            self._look()
-
-    def _look(self) -> None:
-        """Write the lines that wait, without secrets. PERF: one search in many lines takes little more than one in one line."""
-        lines, self._unread, self._unread_bytes = self._unread, [], 0
-        if not lines or self._writer is None or self._plugins is None:
-            return
-        text = b"\n".join(lines)  # no line has that in it: it is JSON
-        try:
-            found = self._plugins.redact(text)
-        except AgentfwError:  # of one line, maybe: that one is left out
-            found = b""
-        seen = lines if found is text else found.split(b"\n")
-        for line, masked in zip(lines, seen if len(seen) == len(lines) else [None] * len(lines), strict=True):
-            self._writer.put(line if masked == line else self._redacted(line))
-
-    def _redacted(self, line: bytes) -> bytes:
-        """Without secrets: names, paths and labels are anybody's words. Of one that cannot be looked into is told that it was."""
-        assert self._plugins is not None
-        reason = "what must not be written stood across its fields"
-        try:
-            found = self._plugins.redact(line)
-            if found is not line:
-                msgspec.json.decode(found)
-            return found
-        except AgentfwError as error:
-            reason = shown(str(error))
-        except ValueError:
-            pass
-        return _line(time.time(), "dropped", b"", self._encoder.encode(DroppedLine(lines=1, reason=reason)))
-
     @hookimpl
     def statistics(self) -> dict[str, int | float]:
-        self._look()
-        writer = self._writer
-        if writer is None:
+        writer, out = self._writer, self._out
+        if writer is None or out is None:
             return {}
+        out.send()
         return {
             "written": writer.written,
             "dropped": writer.dropped,
-            "withheld": self._shares.withheld,
+            "withheld": out.withheld,
             "failures": writer.failures,
             "rotations": writer.rotations,
         }
-
-
-def _line(when: float, event: str, prefix: bytes, rest: bytes) -> bytes:
-    """`rest`: an encoded object, with one field at least."""
-    return b'{"time":%.6f,"event":"%b"%b,%b' % (when, event.encode(), prefix, rest[1:])
 
 
 def _seconds(value: float | None) -> float | None:

@@ -41,8 +41,9 @@ class Shares:
             if len(self._shares) > MAX_AGENTS:
                 self.forget(next(iter(self._shares)))
         self._shares.move_to_end(agent)
-        share.left = min(burst, share.left + (now - share.filled) * rate)
-        share.filled = now
+        if now != share.filled or share.left > burst:
+            share.left = min(burst, share.left + (now - share.filled) * rate)
+            share.filled = now
         if share.missing and now - share.told >= TELL:
             self._about(agent, share)
             share.told = now

@@ -18,8 +18,9 @@ import msgspec
 MODE = 0o600
 BATCH = 1 << 20
 """Bytes written at a time, about."""
-GATHER = 0.05
-"""Seconds that a line may wait for others to be written with: a thread woken for each would cost agents more than the line."""
+GATHER = 0.2
+"""Seconds that a line may wait for others to be written with. A write is a dozen system calls, and each of them has the thread
+that serves agents give up the interpreter and take it back."""
 
 TRIES = 3
 """For a file that nobody puts away at that moment; then whichever."""
@@ -71,7 +72,7 @@ class LogFile:
             if size and size + length > self.max_bytes:
                 self._rotate()
                 continue
-            self._append(b"".join(line + b"\n" for line in lines[self.done : end]))
+            self._append(b"\n".join(lines[self.done : end]) + b"\n")
             self.done = end
         if self.sync == "always":
             os.fsync(self._descriptor)
@@ -178,16 +179,18 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="agentfw-audit", daemon=True)
         self._thread.start()
 
-    def put(self, line: bytes) -> None:
-        """One line, without its end. Dropped if too much waits."""
+    def put(self, lines: Sequence[bytes]) -> None:
+        """Lines, without their ends. Those are dropped that would be too much with what waits."""
         with self._lock:  # PERF: the condition's own way in is Python's
-            if self._ended or self._size + len(line) > self.buffer_bytes:
-                self.dropped += 1
-                self._missing += 1
-                return
-            self._lines.append(line)
-            self._size += len(line) + 1
-            if len(self._lines) == 1 or self._size > BATCH:
+            waited, had = len(self._lines), self._size
+            for line in lines:
+                if self._ended or self._size + len(line) > self.buffer_bytes:
+                    self.dropped += 1
+                    self._missing += 1
+                    continue
+                self._lines.append(line)
+                self._size += len(line) + 1
+            if (self._lines and not waited) or (self._size > BATCH >= had):
                 self._some.notify()
 
     def turn_to(self, file: LogFile, buffer_bytes: int) -> None:
@@ -229,12 +232,17 @@ class Writer:
                 return
 
     def _take(self) -> tuple[list[bytes], int]:
-        lines, size = [], 0
-        while self._lines and size < BATCH:
-            line = self._lines.popleft()
-            size += len(line) + 1
-            lines.append(line)
-        self._size -= size
+        if self._size <= BATCH:
+            lines = list(self._lines)
+            self._lines.clear()
+            self._size = 0
+        else:
+            lines, size = [], 0
+            while self._lines and size < BATCH:
+                line = self._lines.popleft()
+                size += len(line) + 1
+                lines.append(line)
+            self._size -= size
         missing = 0
         if not self._lines:  # those that were dropped came after the last one kept
             missing, self._missing = self._missing, 0
