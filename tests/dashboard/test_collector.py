@@ -86,6 +86,18 @@ async def test_the_same_denial_in_a_row_is_counted() -> None:
     ]  # fmt: skip
 
 
+@async_test
+async def test_denials_without_room_are_counted_and_those_alike_are_one() -> None:
+    collector, one = Collector(1, 10), agent()
+    begin(collector, one)
+    for _ in range(50):
+        collector.audit(denial(one))
+    collector.audit(denial(one, rule="another"))
+    seen = await collector.story(one.job)
+    assert seen is not None and not seen.denials and seen.dropped["denials"] == 2 and seen.row.denials == 51
+    assert [each.count for each in collector.answer(Ask(), {}).denials] == [1, 50]
+
+
 def test_ended_agents_go_when_there_are_too_many() -> None:
     collector = Collector(64 * MIB, 5)
     agents = [agent(number) for number in range(20)]

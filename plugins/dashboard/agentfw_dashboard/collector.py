@@ -238,7 +238,7 @@ class Collector:
             return
         story.denials += 1
         kept = story.refusals
-        last = (kept.latest or kept.first or (None,))[-1]
+        last = story.last if isinstance(story.last, Refused) else (kept.latest or kept.first or (None,))[-1]
         if last is not None and _same(last, refused):
             last.count += 1
             if before is not last:
@@ -246,7 +246,9 @@ class Collector:
             story.last, story.last_at = last, now
             self._touch(story)
             return
-        if self.size < self.memory and kept.add(refused):
+        if self.size >= self.memory:
+            kept.count += 1
+        elif kept.add(refused):
             self._grow(story, REFUSAL_BYTES + len(refused.destination) + len(refused.rule) + len(refused.reason))
         self.recent.append((story.key, event.agent, refused))
         self._event(story, refused, now)
