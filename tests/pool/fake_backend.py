@@ -234,7 +234,8 @@ class FakeBackend:
                         .rpartition(")")[2]
                         .split()
                     )
-                    found[run.info.id] = Usage(cpu_seconds=(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
+                    cpu = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+                    found[run.info.id] = Usage(cpu_seconds=cpu, stdout=run.written[1], stderr=run.written[2])
         return found
 
     async def plugin(self, plugin: str, what: str, query: Mapping[str, str] | None = None, *, local: bool = True) -> Any:

@@ -82,6 +82,34 @@ def test_what_is_left_out_is_counted_when_a_worker_does_not_say_how_much_there_i
     asyncio.run(body())
 
 
+def test_output_is_read_only_if_there_is_more(tmp_path: Path, nothing_left: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever watches a story reads it each two seconds, and each time would be told in the audit log."""
+    reads: list[str] = []
+
+    async def body() -> None:
+        async with served(tmp_path / "s") as found:
+            backend, source = found.backend, PoolSource(found.client)
+            output = backend.output
+            monkeypatch.setattr(backend, "output", lambda id, **more: reads.append(id) or output(id, **more))
+            code = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
+            one, other = [(await backend.submit(Job(mode="code", target=code, interactive=True))).id for _ in "ab"]
+            for text in ("a\n", "bb\n"):
+                await backend.feed(one, text.encode())
+                await until(lambda text=text: backend.runs[one].info.state == "running"
+                            and b"".join(each.data for each in backend.runs[one].output).endswith(text.encode()))  # fmt: skip
+                for _ in range(3):
+                    assert (await source.output(one)).data.decode().endswith(text)
+            assert reads == [one] * 2
+            await backend.feed(one, b"", end=True)
+            await backend.wait(one)
+            assert (await source.output(one)).data == b"a\nbb\n" and reads == [one] * 2, "its end is no more of it"
+            assert (await source.output(other)).data == b"" and reads == [one, one, other], "nobody's but its own"
+            await source.reconnect()
+            assert (await source.output(one)).data == b"a\nbb\n" and reads == [one, one, other, one], "perhaps another pool"
+
+    asyncio.run(body())
+
+
 def test_a_pool_that_comes_back(tmp_path: Path, nothing_left: None) -> None:
     async def body() -> None:
         async with served(tmp_path / "s") as found:
