@@ -306,12 +306,14 @@ class Loaded(_View, frozen=True):
 
 
 def dns_cache(statistics: Mapping[str, float]) -> tuple[int, int]:
-    """Of the plugin dns's counters: hits and misses."""
+    """Of the plugin dns's counters: hits and misses. What a worker's cache had not, but its router's had, is a hit."""
 
     def whole(*names: str) -> int:
         return int(sum(statistics.get(f"dns.{name}", 0) for name in names))
 
-    return whole("hits", "negative_hits", "failure_hits", "override_hits"), whole("misses", "passed", "coalesced")
+    hits, misses = whole("hits", "negative_hits", "failure_hits", "override_hits"), whole("misses", "passed", "coalesced")
+    shared = min(whole("pool_hits"), misses)
+    return hits + shared, misses - shared
 
 
 def how_of(kind: str, code: int, signal: int) -> str:

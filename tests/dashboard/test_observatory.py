@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from agentfw.mock_dns import MockDNS
 from agentfw.pool.authority import RouterLink
 from agentfw.pool.jobs import PoolError
 from agentfw.pool.router import Router
@@ -84,6 +85,23 @@ def test_a_pool_is_seen_as_it_is(local: bool) -> None:
             assert await seen.agent("nobody") is None and await seen.agent("") is None
 
     body()
+
+
+@pool_test
+async def test_names_that_the_routers_cache_had_are_hits() -> None:
+    async with MockDNS({"api.test": "192.0.2.1"}) as server:
+        tables = {"dashboard": {"listen": ""}, "dns": {"upstream": [server.address]}}
+        async with running(plugins=("dns", "dashboard"), workers=3, size=12, tables=tables) as router:
+            assert router.runtime is not None
+            plugin = router.runtime.plugins.get("dashboard")
+            assert isinstance(plugin, Plugin) and plugin.observatory is not None
+            await finish(router, ["resolve", "api.test"])
+            infos = [await router.submit(job(["sleep", 0.1], ["resolve", "api.test"])) for _ in range(9)]
+            assert {(await router.wait(info.id)).worker for info in infos} == {0, 1, 2}
+            metrics = await router.metrics()
+            told = await plugin.observatory.overview()
+        assert server.asked("api.test") == 1 and metrics["dns.misses"] == 3 and told.dns_hits + told.dns_misses == 10
+        assert told.dns_misses == 1 + metrics["dns.coalesced"], "two of the workers had it from their router"
 
 
 @pool_test

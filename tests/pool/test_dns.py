@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from agentfw.pool.jobs import PoolError
 from agentfw.pool.router import Router
 from agentfw.runtime import Runtime
 from agentfw.testing import make_agent
+from agentfw.views import dns_cache
 from agentfw_dns_cache import DnsConfig, Plugin
 
 from .routers import finish, job, pool_test, running, stdout
@@ -131,6 +133,24 @@ async def test_one_worker_renews_for_all() -> None:
         pool.now += 50
         assert await pool.ttl(0, "api.test") == await pool.ttl(1, "api.test") == 50
         assert server.asked("api.test") == 2
+
+
+@pool_test
+async def test_what_the_router_had_is_a_hit() -> None:
+    """As people are shown it: of ten questions one had to be asked, though each worker had to ask its router."""
+    async with MockDNS() as server:
+        server.set("api.test", "A", "192.0.2.1", ttl=100)
+        pool = Pool(server, workers=3)
+        for worker in (0, 1, 2, 0, 1, 2, 0, 1, 2, 0):
+            await pool.answer(worker, "api.test")
+        numbers: Counter[str] = Counter()
+        for plugin in (pool.router, *pool.workers):
+            numbers.update({f"dns.{name}": int(value) for name, value in plugin.statistics().items()})
+        assert numbers["dns.misses"] == 3 and dns_cache(numbers) == (9, 1)
+        pool.now += 95
+        for worker in (0, 0, 1, 1):  # what is renewed in advance was nobody's question
+            await pool.answer(worker, "api.test")
+        assert pool.router.statistics()["pool_hits"] == 2
 
 
 @pool_test

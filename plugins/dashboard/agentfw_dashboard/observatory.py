@@ -91,7 +91,7 @@ class Observatory:
         running = info.running if info is not None else totals.agents
         idle = sum(worker.idle for worker in info.workers) if info is not None else 0
         memory = int(gauges.get("pool.physical_memory", 0))
-        hits, misses = dns_cache(statistics)
+        hits, misses = dns_cache({**statistics, "dns.pool_hits": gauges.get("dns.pool_hits", 0)})
         sessions = int(statistics.get("tls.held", 0) + statistics.get("tls.leased", 0))
         return Overview(
             time=time.time(),

@@ -242,12 +242,12 @@ class Plugin:
         entry = self.cache.entries.get(query.key)
         for known in (entry, self.cache.no_name(query.key)):
             if known is not None and now < (known.prefetch_from if question.renew else known.expires):
-                self.counters["pool_hits"] += 1
+                self.counters["pool_hits"] += not question.renew  # which no agent waits for
                 self.cache.used_by(known, question.owner)
                 return self._told(known, now)
         failure = self._failures.get(query.key)
         if failure is not None and now < failure.until:
-            self.counters["pool_hits"] += 1
+            self.counters["pool_hits"] += not question.renew  # which no agent waits for
             return self._told(entry, now, failure)
         task = self._inflight.get(query.key)
         if task is None:
