@@ -110,20 +110,22 @@ class Headers:
 
     def add(self, name: str, value: str) -> None:
         """Append a field. ValueError if it could not be sent as one line (the message does not show the value)."""
-        if not _TOKEN.match(name):
-            raise ValueError(f"not a header name: {ascii(name)[:80]}")
-        if not _VALUE.match(value) or not _latin1(value):
-            raise ValueError(f"the value of header {name} has characters that a header cannot carry")
-        self._items.append((name.lower(), name, value.strip(" \t")))
+        self._items.append(_field(name, value))
 
     def set(self, name: str, value: str) -> None:
         """Replace the first field of that name in place and remove the others; append if there is none."""
-        lower = name.lower()
-        place = next((i for i, item in enumerate(self._items) if item[0] == lower), None)
-        self.add(name, value)
-        if place is not None:
-            self._items[place] = self._items.pop()
-            self._items[place + 1 :] = [item for item in self._items[place + 1 :] if item[0] != lower]
+        made = _field(name, value)
+        lower, place, items = made[0], -1, self._items
+        for at, item in enumerate(items):
+            if item[0] != lower:
+                continue
+            if place >= 0:  # a second one
+                items[at:] = [item for item in items[at:] if item[0] != lower]
+                return
+            items[at] = made
+            place = at
+        if place < 0:
+            items.append(made)
 
     def remove(self, *names: str) -> None:
         gone = {name.lower() for name in names}
@@ -153,6 +155,15 @@ class Headers:
 
     def __repr__(self) -> str:
         return f"<Headers {', '.join(name for _, name, _ in self._items)}>"
+
+
+def _field(name: str, value: str) -> tuple[str, str, str]:
+    """As `Headers` keeps it, checked."""
+    if not _TOKEN.match(name):
+        raise ValueError(f"not a header name: {ascii(name)[:80]}")
+    if not _VALUE.match(value) or not _latin1(value):
+        raise ValueError(f"the value of header {name} has characters that a header cannot carry")
+    return name.lower(), name, value.strip(" \t")
 
 
 def _latin1(value: str) -> bool:

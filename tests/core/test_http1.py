@@ -163,6 +163,16 @@ def test_headers() -> None:
     assert list(connection) == [("Z", "2")]
 
 
+@given(st.lists(st.tuples(st.sampled_from("aAbBc"), st.sampled_from("12")), max_size=8), st.sampled_from("abC"))
+def test_one_that_is_set_stands_where_the_first_was(fields: list[tuple[str, str]], name: str) -> None:
+    headers = Headers(fields)
+    headers.set(name, "new")
+    others = [field for field in fields if field[0].lower() != name.lower()]
+    places = [at for at, field in enumerate(fields) if field[0].lower() == name.lower()]
+    others.insert(places[0] if places else len(others), (name, "new"))
+    assert list(headers) == others
+
+
 def test_hooks_cannot_smuggle_through_the_first_line() -> None:
     for head in (
         RequestHead("GET /", "/", Headers()),

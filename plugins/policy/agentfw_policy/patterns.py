@@ -6,6 +6,7 @@ A *place* is a key of the index: a name or canonical address as it is, ".example
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -173,9 +174,8 @@ class Index(Generic[Item]):
         """Those written for this address or a network that holds it (with `length`: all of `address`/`length`); not
         ANYTHING's."""
         found = list(self._hosts.get(address, ())) if length is None else []
-        parsed = ipaddress.ip_address(address)
-        number, bits = int(parsed), parsed.max_prefixlen
-        for prefix, networks in self._networks[parsed.version].items():
+        version, number, bits = _number(address)
+        for prefix, networks in self._networks[version].items():
             if length is None or prefix <= length:
                 found += networks.get(number >> (bits - prefix), ())
         return found
@@ -186,3 +186,10 @@ class Index(Generic[Item]):
         for inside in embedded(address):
             found += self.address(inside)
         return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _number(address: str) -> tuple[int, int, int]:
+    """Version, number and bits of a canonical address. ValueError if it is none. PERF: each connection's is looked up."""
+    parsed = ipaddress.ip_address(address)
+    return parsed.version, int(parsed), parsed.max_prefixlen
