@@ -66,6 +66,14 @@ def test_each_is_called_with_what_it_names() -> None:
     assert told == [(), ("flow",), ("flow", AGENT), (AGENT, "flow")]
 
 
+class Listens:
+    calls = 0
+
+    @hookimpl
+    def flow_end(self) -> None:
+        self.calls += 1
+
+
 def test_who_is_told_and_says_something_is_named(caplog: pytest.LogCaptureFixture) -> None:
     class Says:
         @hookimpl
@@ -77,13 +85,6 @@ def test_who_is_told_and_says_something_is_named(caplog: pytest.LogCaptureFixtur
         def flow_end(self) -> None:
             raise ValueError("secret")
 
-    class Listens:
-        calls = 0
-
-        @hookimpl
-        def flow_end(self) -> None:
-            self.calls += 1
-
     last = Listens()
     made = manager(Says(), Fails(), last)
     made.flow_end(AGENT, "flow")  # type: ignore[arg-type]  # whatever it is
@@ -94,6 +95,52 @@ def test_who_is_told_and_says_something_is_named(caplog: pytest.LogCaptureFixtur
     numbers = made.hook_statistics()
     assert numbers["hooks.p0.flow_end.errors"] == numbers["hooks.p1.flow_end.errors"] == 1
     assert numbers["hooks.p0.flow_end.calls"] == numbers["hooks.p1.flow_end.calls"] == numbers["hooks.p2.flow_end.calls"] == 1
+
+
+@pytest.mark.parametrize("raised", [SystemExit, GeneratorExit, asyncio.CancelledError])
+@async_test
+async def test_who_is_told_cannot_end_what_runs(caplog: pytest.LogCaptureFixture, raised: type[BaseException]) -> None:
+    """Nor by words that mean something in a task that is being cancelled, as many are that tell of an end."""
+
+    class Ends:
+        @hookimpl
+        def flow_end(self) -> None:
+            raise raised
+
+        @hookimpl
+        def dial(self) -> bool | None:
+            raise raised
+
+    last = Listens()
+    made = manager(Ends(), last)
+
+    async def cancelled() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            made.flow_end(AGENT, "flow")  # type: ignore[arg-type]  # whatever it is
+            with pytest.raises(HookError):
+                made.dial(AGENT, WHERE, "192.0.2.1")
+
+    task = asyncio.create_task(cancelled())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert last.calls == 1 and caplog.messages == [f"plugin `p0` failed in `flow_end`: {raised.__name__}"]
+
+
+def test_who_interrupts_the_process_does_so_when_all_are_told() -> None:
+    class Interrupts:
+        @hookimpl
+        def flow_end(self) -> None:
+            raise KeyboardInterrupt
+
+    first, last = Listens(), Listens()
+    made = manager(first, Interrupts(), last)
+    with pytest.raises(KeyboardInterrupt):
+        made.flow_end(AGENT, "flow")  # type: ignore[arg-type]  # whatever it is
+    assert first.calls == last.calls == 1 == made.hook_statistics()["hooks.p1.flow_end.calls"]
 
 
 # -- order
@@ -255,6 +302,38 @@ async def test_who_holds_up_the_loop_is_named_once(caplog: pytest.LogCaptureFixt
     assert numbers["hooks.p0.allow.blocked"] == 8 and numbers["hooks.p0.dial.blocked"] == 4
 
 
+def test_what_is_written_of_one_is_not_the_next_ones_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trace or a log that somebody reads slowly."""
+    clock = Clock(monkeypatch)
+
+    class Slow(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            clock.work(5)
+
+    class Takes:
+        def __init__(self, seconds: float) -> None:
+            self.seconds = seconds
+
+        @hookimpl
+        def flow_end(self) -> object:
+            clock.work(self.seconds)
+            return None if self.seconds != 0.25 else "nonsense"
+
+    made = manager(Takes(0.5), Takes(0.25), Takes(0.125), config=Config({"plugins": {"blocking": 0.4}}))
+    handler = Slow()
+    logging.getLogger("agentfw.plugins").addHandler(handler)
+    try:
+        for tracer in (None, lambda *args: clock.work(7)):
+            made.trace(tracer)
+            for _ in range(3):
+                made.flow_end(AGENT, "flow")  # type: ignore[arg-type]  # whatever it is
+    finally:
+        logging.getLogger("agentfw.plugins").removeHandler(handler)
+    numbers = made.hook_statistics()
+    assert [numbers[f"hooks.p{n}.flow_end.seconds"] for n in range(3)] == [3.0, 1.5, 0.75]
+    assert numbers["hooks.p0.flow_end.blocked"] == 6 and "hooks.p1.flow_end.blocked" not in numbers
+
+
 @async_test
 async def test_now_and_then_may_have_been_the_machine(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     made = manager(Busy(Clock(monkeypatch)), config=Config({"plugins": {"blocking": 0.02}}))
@@ -265,7 +344,8 @@ async def test_now_and_then_may_have_been_the_machine(caplog: pytest.LogCaptureF
     assert len(caplog.messages) == 1 and "for 0.201 s" in caplog.messages[0], "ten times as long as it may"
 
 
-def test_who_does_not_return_is_named_while_it_does_not(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("hook", ["allow", "dial", "flow_end"])
+def test_who_does_not_return_is_named_while_it_does_not(caplog: pytest.LogCaptureFixture, hook: str) -> None:
     """From another thread: the loop's own says nothing until it is too late."""
     said = threading.Event()
 
@@ -284,11 +364,25 @@ def test_who_does_not_return_is_named_while_it_does_not(caplog: pytest.LogCaptur
             await asyncio.sleep(0)
             assert said.wait(30), "nobody noticed"
 
+        @hookimpl
+        def dial(self) -> bool | None:
+            assert said.wait(30), "nobody noticed"
+            return None
+
+        @hookimpl
+        def flow_end(self) -> None:
+            assert said.wait(30), "nobody noticed"
+
     async def body() -> None:
         runtime = make_runtime(Stuck())
         watchdog = Watchdog(asyncio.get_running_loop(), period=0.01, patience=0.1)
         watchdog.start()
-        await runtime.plugins.allow(AGENT, WHERE)
+        if hook == "allow":
+            await runtime.plugins.allow(AGENT, WHERE)
+        elif hook == "dial":
+            runtime.plugins.dial(AGENT, WHERE, "192.0.2.1")
+        else:
+            runtime.plugins.flow_end(AGENT, "flow")  # type: ignore[arg-type]  # whatever it is
         said.clear()
         listener.wanted = "outside of hooks"
         await asyncio.sleep(0.05)
@@ -302,7 +396,7 @@ def test_who_does_not_return_is_named_while_it_does_not(caplog: pytest.LogCaptur
     finally:
         logging.getLogger("agentfw.plugins").removeHandler(listener)
     (named,) = [text for text in caplog.messages if "`stuck` does not return" in text]
-    assert "all agents are held up" in named and "from `allow` (" in named and "threading.py:" in named
+    assert "all agents are held up" in named and f"from `{hook}` (" in named and "threading.py:" in named
 
 
 @async_test

@@ -114,7 +114,7 @@ class Call:
                 result = await self._await(result)
                 took = _now() - start
         except BaseException as error:
-            self._fail(args, start, error)
+            self._fail(args, start, error, wanted=is_wanted(error))
         self._done(args, took, result)
         return result
 
@@ -141,9 +141,9 @@ class Call:
         if self.trace is not None:
             self.trace(self, args, _outcome(result), took)
 
-    def _fail(self, args: tuple[object, ...], start: int, error: BaseException) -> NoReturn:
+    def _fail(self, args: tuple[object, ...], start: int, error: BaseException, *, wanted: bool = False) -> NoReturn:
         """Raise what the pipeline sees of an exception. Messages of unexpected ones stay in `__cause__`: they may quote a
-        header."""
+        header. `wanted`: somebody ends what runs (`is_wanted()`); nobody cancels what does not wait, whatever it raises."""
         took = _now() - start
         self.calls += 1
         self.buckets[bisect_left(HOOK_NS, took)] += 1
@@ -151,7 +151,7 @@ class Call:
         self.longest_ns = max(self.longest_ns, took)
         outcome = type(error).__name__
         raised: BaseException = error
-        if is_wanted(error):
+        if wanted or isinstance(error, KeyboardInterrupt):
             pass
         elif isinstance(error, Denied):
             self.denied += 1
@@ -228,7 +228,9 @@ class Call:
 
 def tell(news: Iterable[tuple[tuple[Call, ...], tuple[object, ...]]], failed: Callable[[Call, AgentfwError], None]) -> None:
     """Call all of them with these arguments, one after the other, never awaiting; `failed` is told what one raised, or that it
-    returned something. PERF: as `Call.now()`, but what ends one begins the next, and nothing is called in between."""
+    returned something. Who interrupts the process does so when all are told. PERF: as `Call.now()`, but what ends one begins the
+    next, and nothing is called in between."""
+    interrupted: KeyboardInterrupt | None = None
     start = _now()
     for calls, args in news:
         for call in calls:
@@ -239,6 +241,8 @@ def tell(news: Iterable[tuple[tuple[Call, ...], tuple[object, ...]]], failed: Ca
                     call._fail(args, start, error)
                 except AgentfwError as raised:
                     failed(call, raised)
+                except KeyboardInterrupt as raised:
+                    interrupted = raised
                 start = _now()
                 continue
             end = _now()
@@ -251,10 +255,15 @@ def tell(news: Iterable[tuple[tuple[Call, ...], tuple[object, ...]]], failed: Ca
                 call.longest_ns = took
             if took > call.blocking_ns:
                 call._held_up(took)
+                start = _now()  # what is written of one is not the next one's time
             if call.trace is not None:
                 call.trace(call, args, _outcome(result), took)
+                start = _now()
             if result is not None:
                 failed(call, call.nonsense(result))
+                start = _now()
+    if interrupted is not None:
+        raise interrupted
 
 
 class _OutOfTime(Exception):

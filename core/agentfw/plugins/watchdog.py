@@ -64,7 +64,8 @@ def where(frame: FrameType) -> str:
     place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
     at: FrameType | None = frame
     while at is not None:
-        call = at.f_locals.get("self") if at.f_globals.get("__name__") == Call.__module__ else None
+        here = at.f_locals if at.f_globals.get("__name__") == Call.__module__ else {}
+        call = here.get("self", here.get("call"))  # the method's, or that of `tell()`
         if isinstance(call, Call):
             return f"plugin `{call.plugin}` does not return from `{call.hook}` ({place})"
         at = at.f_back
