@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from agentfw import Agent, hookimpl
 from agentfw.agents import ExitReport
+from agentfw.config import Config
 from agentfw.plugins import news
 from agentfw.plugins.manager import TELLING
 from agentfw.reports import AuditEvent, ExchangeReport
@@ -82,6 +84,24 @@ async def test_news_wait_and_come_in_order_before_the_end() -> None:
     assert watch.told[-1] == 4, "before the end"
     runtime.plugins.exchange_end(agent, exchange(exchange=5))
     assert watch.told[-1] == 5, "nobody would tell it later"
+
+
+@async_test
+async def test_what_happened_before_a_reload_is_told_before_it() -> None:
+    class Changes(Watch):
+        config_type = dict
+
+        def reconfigure(self, config: object) -> Callable[[], None]:
+            return lambda: self.told.append("reloaded")
+
+    watch = Changes()
+    runtime = await started(watch)
+    runtime.plugins.exchange_end(make_agent(), exchange(exchange=0))
+    assert not watch.told
+    runtime.plugins.reload(Config({"watch": {"key": 1}}))
+    runtime.plugins.exchange_end(make_agent(), exchange(exchange=1))
+    await runtime.stop()
+    assert watch.told == [0, "reloaded", 1]
 
 
 @async_test

@@ -71,6 +71,7 @@ class Prepared:
     def commit(self) -> None:
         """The new configuration takes effect. HookError if a plugin's commit raised, which it may not; the others' did not."""
         failure: HookError | None = None
+        self._manager.later.deliver()  # what happened before, while all is as it was
         for name, commit in self._commits:
             try:
                 commit()
