@@ -332,6 +332,40 @@ def test_another_file_gets_what_a_full_disk_did_not(tmp_path: Path, monkeypatch:
     assert made.stop(10) and (tmp_path / "b").read_bytes() == b'{"n": 1}\n{"n": 2}\n' and not made.dropped
 
 
+@pytest.mark.parametrize("sizes", [(10, 10, 10), (0, 10, 0), (1000, 0, 1000)])
+def test_lines_without_end_do_not_keep_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int, int]
+) -> None:
+    """Each file has what came while it was the newest, though some wait whenever lines are written."""
+    monkeypatch.setattr(writer, "GATHER", 0.001)
+    monkeypatch.setattr(writer, "BATCH", 2000)
+    moves, there, real, after = threading.Event(), threading.Event(), LogFile.write, 0
+
+    def busy(self: LogFile, lines: Sequence[bytes]) -> None:
+        nonlocal after
+        assert moves.wait(20)
+        real(self, lines)
+        if self.path.name == "c":
+            there.set()
+        elif after < 100:
+            after += 1
+            made.put([b"c"])
+
+    monkeypatch.setattr(LogFile, "write", busy)
+    made = Writer(LogFile(tmp_path / "a", 1 << 30, 1, "no"), 1 << 20)
+    for name, size in zip("abc", sizes, strict=True):
+        if name != "a":
+            made.turn_to(LogFile(tmp_path / name, 1 << 30, 1, "no"), 1 << 20)
+        made.put([name.encode()] * size)
+    made.put([b"c"])
+    moves.set()
+    assert there.wait(20) and after < 100
+    assert made.stop(20) and not made.dropped and made.written == sum(sizes) + 1 + after
+    a, b, c = sizes
+    for name, size in (("a", a), ("b", b), ("c", c + 1 + after)):
+        assert (tmp_path / name).read_bytes() == f"{name}\n".encode() * size
+
+
 @pytest.mark.parametrize("keep", [0, 2])
 def test_a_file_that_another_puts_away_first_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int) -> None:
     """logrotate, between our look at the name and our own renaming."""
@@ -441,7 +475,7 @@ async def test_another_file_after_a_reload(tmp_path: Path) -> None:
         plugin.reconfigure(Config(str(tmp_path / "b")))()
         for _ in range(400):  # what waited goes into the old file first
             await asyncio.sleep(0.005)
-            if plugin._writer is not None and plugin._writer._next is None:
+            if plugin._writer is not None and not plugin._writer._turns:
                 break
         runtime.audit(AuditEvent.about("two"))
     assert [line["event"] for line in lines(tmp_path / "a")] == ["one"]

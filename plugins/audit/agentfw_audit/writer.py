@@ -108,9 +108,8 @@ class LogFile:
         ours = os.fstat(self._descriptor)
         if self._named() == (ours.st_dev, ours.st_ino):
             return False
-        descriptor = self._open()
-        os.close(self._descriptor)
-        self._descriptor = descriptor
+        old, self._descriptor = self._descriptor, self._open()
+        _close(old)
         return True
 
     def _named(self) -> tuple[int, int] | None:
@@ -142,7 +141,7 @@ class LogFile:
             self._descriptor = self._open()
         finally:
             if self._descriptor != full:
-                os.close(full)
+                _close(full)
             else:
                 fcntl.flock(full, fcntl.LOCK_UN)
 
@@ -153,7 +152,13 @@ class LogFile:
         with contextlib.suppress(OSError):
             if self.sync != "no":
                 os.fsync(self._descriptor)
-        os.close(self._descriptor)
+        _close(self._descriptor)
+
+
+def _close(descriptor: int) -> None:
+    """A file system across a network may say only now that it did not take what was written. The descriptor is gone then, too."""
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
 
 
 class Writer:
@@ -167,9 +172,12 @@ class Writer:
         self.failures = 0
         self.rotations = 0
         self._file = file
-        self._next: LogFile | None = None
         self._lines: deque[bytes] = deque()
         self._size = 0
+        self._turns: deque[tuple[int, LogFile]] = deque()
+        """Files to come, and how many lines, of all that there were, come before each."""
+        self._taken = 0
+        """Lines that no longer wait."""
         self._missing = 0
         """Dropped since a line last said so."""
         self._lock = threading.Lock()
@@ -194,11 +202,12 @@ class Writer:
                 self._some.notify()
 
     def turn_to(self, file: LogFile, buffer_bytes: int) -> None:
-        """What comes next goes into another file; the old one is closed."""
+        """What comes next goes into another file; the old one is closed when it has what came before."""
         with self._some:
-            if self._next is not None:
-                self._next.close()
-            self._next = file
+            before = self._taken + len(self._lines)
+            if self._turns and self._turns[-1][0] == before:  # nothing came in between
+                self._turns.pop()[1].close()
+            self._turns.append((before, file))
             self.buffer_bytes = buffer_bytes
             self._some.notify()
 
@@ -212,41 +221,49 @@ class Writer:
 
     def _run(self) -> None:
         while True:
-            other: LogFile | None = None
             with self._some:
-                while not (self._lines or self._missing or self._next or self._ended):
+                while not (self._lines or self._missing or self._turns or self._ended):
                     self._some.wait()
                 if not self._ended and self._size < BATCH:
                     self._some.wait_for(lambda: self._ended or self._size >= BATCH, GATHER)
                 lines, missing = self._take()
                 last = self._ended
-                if not lines and not missing:  # another file gets nothing that happened before
-                    other, self._next = self._next, None
+                other = None if lines or missing else self._turned()
             if lines or missing:
                 self._put(lines, missing, last)
             elif other is not None:
-                self._file.close()
-                self._file = other
+                self._go_on_with(other)
             else:
                 self._file.close()
                 return
 
     def _take(self) -> tuple[list[bytes], int]:
-        if self._size <= BATCH:
+        """What goes into the file that there is."""
+        most = self._turns[0][0] - self._taken if self._turns else len(self._lines)
+        if self._size <= BATCH and most == len(self._lines):
             lines = list(self._lines)
             self._lines.clear()
             self._size = 0
         else:
             lines, size = [], 0
-            while self._lines and size < BATCH:
+            while len(lines) < most and size < BATCH:
                 line = self._lines.popleft()
                 size += len(line) + 1
                 lines.append(line)
             self._size -= size
+        self._taken += len(lines)
         missing = 0
         if not self._lines:  # those that were dropped came after the last one kept
             missing, self._missing = self._missing, 0
         return lines, missing
+
+    def _turned(self) -> LogFile | None:
+        """The file that comes next."""
+        return self._turns.popleft()[1] if self._turns else None
+
+    def _go_on_with(self, file: LogFile) -> None:
+        self._file.close()
+        self._file = file
 
     def _put(self, lines: list[bytes], missing: int, last: bool) -> None:
         """`last`: it had ended before."""
@@ -266,6 +283,7 @@ class Writer:
                 for line in reversed(lines[done:told]):  # the disk may take them in a while
                     self._lines.appendleft(line)
                     self._size += len(line) + 1
+                self._taken -= max(told - done, 0)
             if not self._complained:
                 self._complained = True
                 log.error("cannot write the audit log %s: %s", self._file.path, error.strerror or error)
@@ -278,12 +296,11 @@ class Writer:
     def _wait_after_failure(self, last: bool) -> None:
         """A full disk is not asked again at once, and at the end once. Another file gets what this one did not take."""
         with self._some:
-            self._some.wait_for(lambda: self._ended or self._next is not None, AGAIN)
-            other, self._next = self._next, None
+            self._some.wait_for(lambda: self._ended or self._turns, AGAIN)
+            other = self._turned()
             if last and other is None:
                 self.dropped += len(self._lines)
                 self._lines.clear()
                 self._size = self._missing = 0
         if other is not None:
-            self._file.close()
-            self._file = other
+            self._go_on_with(other)
