@@ -214,7 +214,7 @@ class PluginManager:
         rule = plugin = ""
         try:
             for call in self._calls["allow"]:
-                if (result := await call.later((agent, destination))) is not None:
+                if (rest := call.begun((agent, destination))) is not None and (result := await rest) is not None:
                     if not isinstance(result, str):
                         raise call.nonsense(result)
                     if not rule:
@@ -469,7 +469,7 @@ class PluginManager:
     async def _first(self, hook: str, fits: Callable[[object], bool], *args: object) -> object | None:
         """One after the other, until somebody returns something; which must be what `fits` says."""
         for call in self._calls[hook]:
-            if (result := await call.later(args)) is not None:
+            if (rest := call.begun(args)) is not None and (result := await rest) is not None:
                 if call.fits(fits, result):
                     return cast(object, result)
                 raise call.nonsense(result)
