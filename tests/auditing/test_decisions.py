@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from agentfw import Agent, Denied, Destination, RequestHead, dns_wire, hookimpl
 from agentfw.config import load_config
-from agentfw.errors import HookError
+from agentfw.errors import HookError, PluginError
 from agentfw.plugins import PluginManager, load_plugins
-from agentfw.plugins.manager import TELLING
+from agentfw.plugins.fitting import TELLING
 from agentfw.reports import Decision
 from agentfw.runtime import Runtime
 from agentfw.testing import make_agent
@@ -173,13 +174,47 @@ async def test_who_does_not_want_it_is_not_called() -> None:
 
 def test_only_hooks_that_decide_nothing_can_be_idle() -> None:
     class Sly:
-        idle_hooks = frozenset({"allow", *TELLING})
+        said = False
+
+        @property
+        def idle_hooks(self) -> frozenset[str]:
+            return frozenset({"allow", *TELLING} if self.said else TELLING)
 
         @hookimpl
         def allow(self) -> None:
             raise Denied("no", "no")
 
-    assert manager(Sly()).implemented("allow")
+    sly = Sly()
+    made = manager(sly)
+    assert made.implemented("allow")
+    sly.said = True  # that it is wrong is logged: what is computed is not known when plugins are loaded
+    made.arrange()
+    assert made.implemented("allow")
+
+
+@pytest.mark.parametrize("attribute", ["idle_hooks", "later_hooks"])
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("model_call", "is no set of hooks' names"),  # `("model_call")`: the comma is missing
+        (5, "is no set of hooks' names"),
+        (None, "is no set of hooks' names"),
+        ({"model_cal"}, "names 'model_cal', which is no hook that only tells (did you mean `model_call`?)"),
+        (("exchange_end", "allow"), "names 'allow', which is no hook that only tells"),
+        ([["exchange_end"]], "names \"['exchange_end']\", which is no hook that only tells"),
+    ],
+)
+def test_lists_that_would_have_no_effect_are_errors_at_start(attribute: str, said: object, message: str) -> None:
+    for plugin in (type("Wrong", (), {attribute: said})(), type("Wrong", (), {})()):
+        setattr(plugin, attribute, said)  # as in __init__
+        with pytest.raises(PluginError, match=re.escape(f"`{attribute}` {message}")) as caught:
+            manager(plugin)
+        assert caught.value.hint.startswith(f"write `{attribute} = {{")
+
+
+@pytest.mark.parametrize("said", [("model_call",), ["model_call"], {"model_call", "audit"}, frozenset({"exchange_end"}), ()])
+def test_any_collection_of_names_will_do(said: object) -> None:
+    manager(type("Right", (), {"later_hooks": said})())
 
 
 def test_who_does_not_say_it_right_is_called(caplog: pytest.LogCaptureFixture) -> None:

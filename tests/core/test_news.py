@@ -13,7 +13,7 @@ from agentfw import Agent, hookimpl
 from agentfw.agents import ExitReport
 from agentfw.config import Config
 from agentfw.plugins import news
-from agentfw.plugins.manager import TELLING
+from agentfw.plugins.fitting import TELLING
 from agentfw.reports import AuditEvent, ExchangeReport
 from agentfw.runtime import Runtime
 from agentfw.testing import make_agent, make_runtime

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from .. import hookspecs
 from ..errors import PluginError
 from ..hints import did_you_mean
+from ..texts import shown
+
+TELLING = frozenset({"audit", "decided", "dispatched", "exchange_end", "flow_end", "job_event", "model_call", "question_end"})
+"""Hooks that decide nothing, so that who is not called misses nothing but news: what `idle_hooks` and `later_hooks` may name."""
 
 
 def check_fit(name: str, plugin: object) -> None:
@@ -39,6 +43,28 @@ def check_fit(name: str, plugin: object) -> None:
             error = PluginError(f"plugin `{name}`: the hook `{hook}` has no argument `{strange[0]}` (it has: {has})")
             error.hint = did_you_mean(strange[0], known[hook])
             raise error
+    for attribute in ("idle_hooks", "later_hooks"):
+        # Not by getattr(): one that is computed changes while the plugin lives, and is looked at when it is asked for.
+        said = inspect.getattr_static(plugin, attribute, ())
+        if not hasattr(type(said), "__get__"):
+            try:
+                telling_hooks(said)
+            except (TypeError, ValueError) as trouble:
+                error = PluginError(f"plugin `{name}`: `{attribute}` {trouble}")
+                error.hint = f'write `{attribute} = {{"exchange_end", "model_call"}}`; it may name {", ".join(sorted(TELLING))}'
+                raise error from None
+
+
+def telling_hooks(said: object) -> frozenset[str]:
+    """What a plugin's `idle_hooks` or `later_hooks` names; TypeError or ValueError, worded to follow the attribute's name, for
+    what names none: it would have no effect, and nobody would know."""
+    if isinstance(said, str) or not isinstance(said, Collection):
+        raise TypeError("is no set of hooks' names")
+    for hook in said:
+        if not isinstance(hook, str) or hook not in TELLING:
+            guess = did_you_mean(hook, TELLING) if isinstance(hook, str) else ""
+            raise ValueError(f"names {shown(str(hook), 64)!r}, which is no hook that only tells{f' ({guess})' if guess else ''}")
+    return frozenset(said)
 
 
 def _arguments(function: types.FunctionType) -> list[str]:

@@ -37,7 +37,7 @@ from . import tracing
 from .calling import Call, Tracer, tell
 from .discovery import available
 from .failures import FailureLog
-from .fitting import check_fit
+from .fitting import TELLING, check_fit, telling_hooks
 from .limits import Limits, hook_names
 from .news import Later
 from .reloading import Prepared
@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from ..runtime import Runtime
     from ..upstream import TlsInfo, TlsRequest, Upstream
 
-TELLING = frozenset({"audit", "decided", "dispatched", "exchange_end", "flow_end", "job_event", "model_call", "question_end"})
-"""Hooks that decide nothing, so that who is not called misses nothing but news."""
 MAX_DECISIONS = 1024
 """Kept for being told again: one for each rule that permits something."""
 
@@ -546,7 +544,7 @@ def _listed(name: str, plugin: object, attribute: str) -> frozenset[str]:
     if isinstance(plugin, type):  # which is only looked at
         return frozenset()
     try:
-        return frozenset(getattr(plugin, attribute, ()))
+        return telling_hooks(getattr(plugin, attribute, ()))
     except Exception as error:
         log.error("plugin `%s` failed in `%s`: %s", name, attribute, type(error).__name__)
         return frozenset()
