@@ -134,6 +134,14 @@ def test_counting(log: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     status, out, err = run(capfdbinary, "query", "--file", log, "--by", "evnt\x1b", "--by", "event", "--event", "exit")
     assert (status, err) == (0, "note: none of these lines has `evnt\\x1b`\n")
     assert out.splitlines()[1].split() == ["1", "-", "exit"]
+    status, out, err = run(capfdbinary, "query", "--file", log, "--fields", "evnt,event", "--event", "exit")
+    assert (status, err) == (0, "note: none of these lines has `evnt`\n")
+
+
+def test_a_time_that_ends_before_it_begins_is_an_error(log: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    for since, until in (("1h", "2h"), ("1500000000", "1500000000")):
+        status, out, err = run(capfdbinary, "query", "--file", log, "--since", since, "--until", until)
+        assert (status, out) == (2, "") and "`--until` is not after `--since`" in err
 
 
 def test_counting_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from agentfw.cli.output import say
 from agentfw.config import load_config
 from agentfw.texts import shown as shown_text
 
-from .choosing import Chooser, decode, fields, moment
+from .choosing import Chooser, decode, fields, moment, value_of
 from .config import Config
 from .reading import Follower, Parts, Unread
 from .showing import FORMATS, Counts, Csv, Jsonl, Table
@@ -157,22 +157,24 @@ def query(
     agentfw audit query --since 1h --denied --by rule --by agent
     agentfw audit query --event job.signalled --who "uid 1000"
     """
+    if since is not None and until is not None and until <= since:
+        raise click.UsageError("`--until` is not after `--since`: nothing is in between")
     path = _path(log, config)
     chooser = _chooser(chosen, since=since, until=until)
     unread = Unread()
     counts = Counts(groups) if groups else None
-    out = _Out(_shape(format_, fields))
+    out = _Out(_shape(format_, fields), _names(fields))
     with _readable(path), Parts(path) as parts, _bar(parts.size) as read:
         found = _wanted(parts.forward(unread, since or 0.0, read), chooser, unread)
         if counts is not None:
             for _, line in found:
                 counts.add(line)
             out.write(counts.text(format_, limit))
-            for name in counts.nowhere():
-                say(f"note: none of these lines has `{shown_text(name, 64)}`")
+            _nowhere(counts.nowhere())
         else:
             out.begin()
             out.put(found if limit is None else deque(found, limit))
+            _nowhere(out.nowhere if out.any else ())
     return _said(unread)
 
 
@@ -209,7 +211,7 @@ def _chooser(chosen: dict[str, Any], **more: Any) -> Chooser:
 
 
 def _shape(format_: str, names: str | None) -> Jsonl | Csv | Table:
-    chosen = tuple(part.strip() for part in (names or "").split(",") if part.strip())
+    chosen = _names(names)
     terminal = sys.stdout.isatty()
     if format_ == "jsonl":
         if chosen:
@@ -218,6 +220,16 @@ def _shape(format_: str, names: str | None) -> Jsonl | Csv | Table:
     if format_ == "csv":
         return Csv(chosen) if chosen else Csv()
     return Table(chosen, shutil.get_terminal_size((160, 24)).columns if terminal else None)
+
+
+def _names(fields: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in (fields or "").split(",") if part.strip())
+
+
+def _nowhere(names: Iterable[str]) -> None:
+    """A misspelt field is as empty as one that no line has."""
+    for name in names:
+        say(f"note: none of these lines has `{shown_text(name, 64)}`")
 
 
 def _wanted(lines: Iterable[bytes], chooser: Chooser, unread: Unread) -> Iterator[tuple[bytes, dict[str, Any]]]:
@@ -237,15 +249,21 @@ def shorter(data: bytes) -> str:
 class _Out:
     """Standard output, in pieces of some size; at once when there is nothing more."""
 
-    def __init__(self, shape: Jsonl | Csv | Table) -> None:
+    def __init__(self, shape: Jsonl | Csv | Table, names: Iterable[str] = ()) -> None:
         self._shape = shape
         self._file: BinaryIO = sys.stdout.buffer
+        self.any = False
+        self.nowhere = list(names)
+        """Those of `names` that no line had so far."""
 
     def begin(self) -> None:
         self.write(self._shape.title)
 
     def put(self, lines: Iterable[tuple[bytes, dict[str, Any]]]) -> None:
         for data, found in lines:
+            self.any = True
+            if self.nowhere:
+                self.nowhere = [name for name in self.nowhere if value_of(found, name) is None]
             with _writable():
                 self._file.write(self._shape.line(data, found))
         self.write(b"")
