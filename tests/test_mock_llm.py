@@ -294,6 +294,13 @@ def test_command(tmp_path: Any) -> None:
         process.wait()
 
 
+def test_an_authority_that_cannot_be_written_is_named(tmp_path: Any) -> None:
+    ca = tmp_path / "none" / "ca.pem"
+    code = "from agentfw.mock_llm.cli import mock_llm; mock_llm()"
+    done = subprocess.run([sys.executable, "-c", code, "--ca-out", str(ca)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and f"--ca-out: {ca}: No such file or directory" in done.stderr
+
+
 RESPONSE = {"model": "gpt-4.1", "input": "hello there"}
 
 

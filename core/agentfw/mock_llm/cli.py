@@ -104,4 +104,7 @@ async def _serve(options: MockOptions, ca_out: Path | None, as_json: bool) -> No
 
 
 def _write(path: Path, text: str) -> None:
-    path.write_text(text)
+    try:
+        path.write_text(text)
+    except OSError as trouble:
+        raise click.ClickException(f"--ca-out: {path}: {trouble.strerror or trouble}") from None
