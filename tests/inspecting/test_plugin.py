@@ -360,6 +360,13 @@ async def test_no_secret_in_what_is_told() -> None:
         body = json.dumps({"model": SECRET, "error": {"type": SECRET, "message": f"bad key {SECRET}"}}).encode()
         writer.write(f"HTTP/1.1 401 No\r\nx-ratelimit-for: {SECRET}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
 
+    class Refuses:
+        name = "refuses"
+
+        @hookimpl
+        def response(self) -> None:
+            raise Denied("refuses: it", "before anybody has masked it")
+
     async with serving(echo, OPENAI, ANTHROPIC) as port:
         rule = agentfw_credentials.RuleConfig(host=f"{OPENAI}:{port}", header="authorization", value="Bearer ${env:KEY}")
         credentials = agentfw_credentials.Plugin(agentfw_credentials.Config((rule,)), {"KEY": SECRET})
@@ -373,6 +380,14 @@ async def test_no_secret_in_what_is_told() -> None:
                     assert (await read_response(flow))[0] == 401
                 assert setup.call.error.startswith("bad key ***")
                 assert SECRET not in repr((third.calls, third.events, plugin.tables(), plugin.statistics()))
+        plugin, third = Plugin(Config()), Third()
+        async with running(names(), Loopback(), TlsOnce(), plugin, Refuses(), credentials, third) as runtime:
+            setup = Setup(runtime, plugin, third, port)
+            async with connected(setup) as flow:
+                await flow.guest_send(head(chat(), Authorization="Bearer sk-agentfw-placeholder"))
+                assert (await read_response(flow))[0] == 403
+            assert (setup.call.error_type, setup.call.status, setup.call.input_tokens) == ("withheld", 403, None)
+            assert SECRET not in repr((third.calls, third.events, plugin.tables(), plugin.statistics()))
 
 
 # ---- whose

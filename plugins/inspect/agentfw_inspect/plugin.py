@@ -291,8 +291,11 @@ class Plugin:
             live.forget()
             return  # refused by somebody else before it was answered
         place = live.call.place
-        if live.head is not None:  # it has no body
-            live.take_head()
+        if live.head is not None:
+            if exchange.error:  # of one that was kept from the agent not all hooks had their say: maybe nobody masked it
+                live.answered = live.head.status
+            else:  # it has no body
+                live.take_head()
         if live.limits is not None:
             self._limits[place] = live.limits
             if len(self._limits) > MAX_DESTINATIONS:
