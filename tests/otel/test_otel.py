@@ -19,7 +19,7 @@ from agentfw.model_calls import ModelCall
 from agentfw.plugins import available, chosen_plugins, load_plugins
 from agentfw.reports import AuditEvent, DispatchReport
 from agentfw.runtime import Runtime
-from agentfw.testing import FakeServer, PathError, Response, fetch, make_agent, running
+from agentfw.testing import FakeServer, PathError, Response, fetch, make_agent, make_runtime, running
 from agentfw_inspect import Config as InspectConfig
 from agentfw_inspect import Plugin as Inspect
 from agentfw_otel import Config, Plugin
@@ -527,6 +527,20 @@ async def test_a_program_that_is_under_way_ends_with_the_plugin(
     source = plugin._spans.sending._source
     await until(lambda: not source._running)
     assert before.exists() and not ended.exists() and len(collector.requests) == 1
+
+
+@async_test
+async def test_who_gives_up_the_start_does_not_wait_for_a_program(collector: Collector, tmp_path: Path) -> None:
+    began, ended = tmp_path / "began", tmp_path / "ended"
+    plugin = made(collector, headers_command=("sh", "-c", f"touch {began}; sleep 20; touch {ended}; echo k: v"))
+    runtime = make_runtime(plugin)
+    starting = asyncio.create_task(runtime.start())
+    await until(began.exists)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await until(lambda: not plugin._spans.sending._source._running)
+    assert not ended.exists()
 
 
 @async_test

@@ -48,6 +48,7 @@ class Source:
         self._asked = False
         """The program has been run."""
         self._running: set[subprocess.Popen[bytes]] = set()
+        self._closed = False
 
     def first(self) -> None:
         """ConfigError if there are none to be had."""
@@ -73,6 +74,7 @@ class Source:
 
     def close(self) -> None:
         """Nobody waits any more for what a program prints."""
+        self._closed = True
         for process in list(self._running):
             kill(process)
 
@@ -92,6 +94,8 @@ class Source:
         self._seen = seen
 
     def _run(self) -> None:
+        if self._closed:
+            raise ConfigError("headers_command", "nobody waits for it any more")
         try:
             printed = small_output(self._command, COMMAND_SECONDS, MAX_BYTES, self._running)
         except NoOutput as error:

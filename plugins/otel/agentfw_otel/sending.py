@@ -192,6 +192,7 @@ class Sending:
         """Send what waits, within so many seconds; False: not all of it was. Idempotent."""
         batches, self._batches, self._most = self._batches, None, 0
         if batches is None:
+            self._source.close()  # or its thread would hold up the end of a start that is given up
             return True
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
