@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 from agentfw import Agent, ConfigError, Denied, Destination, hookimpl
 from agentfw.agents import ExitReport
 from agentfw.config import load_config
@@ -23,6 +25,8 @@ from agentfw.testing import FakeServer, PathError, Response, fetch, make_agent, 
 from agentfw_inspect import Config as InspectConfig
 from agentfw_inspect import Plugin as Inspect
 from agentfw_otel import Config, Plugin
+from agentfw_otel.headers import Source
+from agentfw_otel.sending import _Session
 
 from ..core.support import async_test
 from ..pool.routers import until
@@ -555,6 +559,31 @@ async def test_headers_for_this_machine_go_through_no_proxy(
         async with running(made(collector, headers_file=str(tmp_path / "headers"))) as runtime:
             await lived(runtime, make_agent("a"))
         assert len(collector.spans) == 1 and not proxy.requests
+
+
+@async_test
+async def test_nor_do_those_over_https(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collector speaks no TLS: that nobody else is asked is what counts."""
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        proxy.setblocking(False)
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        plugin = Plugin(Config(endpoint=f"https://127.0.0.1:{collector.port}", timeout=0.5))
+        async with running(plugin) as runtime:
+            await lived(runtime, make_agent("a"))
+        assert plugin._spans.sending.exporter.failed == 1
+        with pytest.raises(BlockingIOError):
+            proxy.accept()
+
+
+def test_what_netrc_has_does_not_go_before_headers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "netrc").write_text("machine collector.example login me password other\n")
+    (tmp_path / "netrc").chmod(0o600)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    session = _Session(Source(Config()))
+    asked = requests.Request("POST", "https://collector.example/v1/traces", headers={"Authorization": "Bearer key"})
+    assert session.prepare_request(asked).headers["Authorization"] == "Bearer key"
 
 
 def test_agents_must_not_see_the_headers(tmp_path: Path, collector: Collector) -> None:

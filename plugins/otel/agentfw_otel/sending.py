@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import requests
 from agentfw import ConfigError
+from agentfw.addresses import is_loopback
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -62,10 +63,15 @@ class _Session(requests.Session):
     def __init__(self, source: Source) -> None:
         super().__init__()
         self._source = source
+        self.direct = False
+        """Past proxies that variables name."""
+        self.auth = lambda request: request  # or ~/.netrc would go before headers
 
     def request(self, method: str, url: Any, *args: Any, **keywords: Any) -> requests.Response:
         keywords["allow_redirects"] = False
         keywords["stream"] = True
+        if self.direct:
+            keywords["proxies"] = {"no_proxy": "*"}
         # A batch has a connection of its own: what of an answer is not read must not be the beginning of the next.
         keywords["headers"] = {**(keywords.get("headers") or {}), **self._source.now(), "Connection": "close"}
         response = super().request(method, url, *args, **keywords)
@@ -149,8 +155,8 @@ class Sending:
         url = urlsplit(str(inner._endpoint))  # which a variable may have named
         if config.has_headers and not is_private(url):
             raise ConfigError("endpoint", "headers would go over the network in the clear: use https")
-        # A proxy that variables name would be sent in the clear what is for this machine only.
-        session.trust_env = url.scheme == "https" or not is_private(url)
+        # A proxy would be sent what is for this machine only, in the clear maybe, and would look for it on its own.
+        session.direct = is_loopback(url.hostname or "")
         place = url.netloc.rpartition("@")[2] or "the collector"
         self.exporter = _Exporter(inner, self._source, session, place)
         self._batches: BatchSpanProcessor | None = None
