@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,21 @@ def test_tests_with_mocks_pass(tmp_path: Path, agentfw_environment: dict[str, st
         cwd=tmp_path, env=agentfw_environment, capture_output=True, text=True, timeout=100,
     )  # fmt: skip
     assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout
+
+
+@pytest.mark.kvm
+def test_a_program_asks_the_mocked_model(reader: Shell, tmp_path: Path) -> None:
+    """test-in-ci.md: the model server, the key and ci.toml; on a port that is free."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    (commands,) = (text for text in of("test-in-ci.md", "sh") if "mock-llm" in text)
+    (ci,) = of("test-in-ci.md", "toml")
+    work = tmp_path / "work"
+    (work / "ci.toml").write_text(ci.replace("8443", port))
+    ((_, ask),) = ((block.name, block.text) for block in blocks(ROOT / "docs/tutorial.md") if block.name == "ask.py")
+    (work / "agent.py").write_text(ask)
+    reader.run(commands.replace("8443", port), ["All is well.", "I know the key sk-agentfw-placeholder"])
 
 
 def test_a_policy_is_tested(reader: Shell, tmp_path: Path) -> None:
