@@ -286,6 +286,8 @@ def test_new_plugins_pass_the_linters(agentfw: Agentfw, tmp_path: Path) -> None:
     project = tmp_path / "night_shift"
     configuration = Path(__file__).parents[2] / "pyproject.toml"
     for command in (
+        ["ruff", "check", "--no-cache", "."],  # with its own, as its author does
+        ["ruff", "format", "--no-cache", "--check", "."],
         ["ruff", "check", "--config", str(configuration), "--no-cache", "."],
         ["ruff", "format", "--config", str(configuration), "--no-cache", "--check", "."],
         ["mypy", "--config-file", "", "--strict", "--cache-dir", str(tmp_path / "cache"), "-p", "night_shift"],
