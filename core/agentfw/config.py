@@ -22,6 +22,8 @@ from .small_files import read_small
 from .texts import shown
 
 FILE_NAME = "agentfw.toml"
+OWN_TABLES = frozenset({"run", "plugins", "pool"})
+"""Tables of no plugin."""
 
 MAX_FILE = 1 << 20
 """Bytes."""
@@ -166,8 +168,8 @@ class Config:
     def check_tables(self, known: Collection[str]) -> None:
         """ConfigError if there is anything at the top level but [run], [plugins], [pool] and tables of these plugins."""
         for name, value in self.tables.items():
-            if name not in ("run", "plugins", "pool") and name not in known:
-                tables = sorted({"run", "plugins", "pool", *known})
+            if name not in OWN_TABLES and name not in known:
+                tables = sorted({*OWN_TABLES, *known})
                 error = self.error(name, f"unknown table (known: {', '.join(tables)})")
                 error.hint = did_you_mean(name, tables) or "if it is that of a plugin's file, name the file in `[run] plugins`"
                 raise error
@@ -208,7 +210,8 @@ def load_config(path: str | Path | None = None, directory: Path | None = None, *
     try:
         data = read_small(file, MAX_FILE, pipes=pipes)
     except OSError as error:
-        raise ConfigError("", f"cannot be read: {error.strerror or error}", file) from None
+        hint = "without a name the nearest agentfw.toml is read, from here upward" if path is not None else ""
+        raise ConfigError("", f"cannot be read: {error.strerror or error}", file, hint=hint) from None
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -42,6 +42,7 @@ def test_the_examples_configuration_is_valid(monkeypatch: pytest.MonkeyPatch) ->
     [
         ('[policy]\nallow = "x"\n', "see `agentfw plugins show policy` for what its table may hold"),
         ("[run]\nmemory = 512\n", "see docs/reference/configuration.md for what the file may hold"),
+        ('[run]\nplugins = ["./mine.py"]\n[mine]\nn = "x"\n', "`agentfw plugins show FILE`, with the file of `mine`, for what"),
         ('[[credentials.rule]]\nhost = "a.example"\nheader = "x"\nvalue = "${env:NO_SUCH_KEY}"\n', "`export NO_SUCH_KEY=...`"),
     ],
 )
@@ -51,11 +52,24 @@ def test_what_is_wrong_in_the_file_comes_with_a_place_to_look(
     from agentfw.cli import main
 
     (tmp_path / "agentfw.toml").write_text(text)
+    (tmp_path / "mine.py").write_text("import msgspec\nclass C(msgspec.Struct):\n    n: int\nclass Plugin: config_type = C\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
         main(["run", "-c", "0"])
     error, _, hinted = capsys.readouterr().err.partition("\n\nhint: ")
     assert ended.value.code == 125 and "agentfw.toml:" in error and hint in hinted
+
+
+def test_a_named_file_that_is_not_there_says_which_is_read_without(capsys: pytest.CaptureFixture[str]) -> None:
+    from agentfw.cli import main
+
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--config", "none.toml", "-c", "0"])
+    assert ended.value.code == 125
+    assert capsys.readouterr().err.splitlines()[::2] == [
+        "error: none.toml: cannot be read: No such file or directory",
+        "hint: without a name the nearest agentfw.toml is read, from here upward",
+    ]
 
 
 def test_the_page_that_hints_name_is_there() -> None:

@@ -233,10 +233,13 @@ def hint_for(error: AgentfwError) -> str:
 
 def _what_a_table_holds(table: str) -> str:
     """A plugin says it itself, wherever agentfw was installed from; of the others the documentation does."""
+    from ..config import OWN_TABLES
     from ..plugins.discovery import available
 
     if table in available():
         return f"see `agentfw plugins show {table}` for what its table may hold"
+    if table and table not in OWN_TABLES:
+        return f"see `agentfw plugins show FILE`, with the file of `{table}`, for what its table may hold"
     return "see docs/reference/configuration.md for what the file may hold"
 
 
