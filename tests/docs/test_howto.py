@@ -61,8 +61,17 @@ def test_a_policy_is_tested(reader: Shell, tmp_path: Path) -> None:
         ],
     )
     reader.run(f"({tested})", [])
-    (tmp_path / "work/agentfw.toml").write_text(rules.replace('allow = ["api.openai.com", ', 'allow = ["api.openai.com:22", '))
-    reader.run(f"({tested}); test $? = 1", [])
+    for right, wrong in (
+        ('allow = ["api.openai.com", ', 'allow = ["api.openai.com:22", '),
+        ('allow = ["api.openai.com", ', 'allow = ["api.openai.com", "api.other.com", '),
+        ('["GET", "HEAD"]', '["GET", "HEAD", "DELETE"]'),
+        ('["GET", "HEAD"]', '["HEAD"]'),
+        ("[policy]", "[polcy]"),
+    ):
+        (tmp_path / "work/agentfw.toml").write_text(rules.replace(right, wrong))
+        reader.run(f"({tested}); test $? != 0", [])
+    (tmp_path / "work/agentfw.toml").write_text(rules)
+    reader.run(f"({tested.replace('--method', '--metod')}); test $? != 0", [])
 
 
 @pytest.mark.kvm
