@@ -26,6 +26,14 @@ def test_fields_are_documented(event: str) -> None:
     assert documented == set(LINES[event].__struct_fields__) - set(Line.__struct_fields__)
 
 
+@pytest.mark.parametrize("event", LINES)
+def test_when_what_and_who_stand_before_all_else(event: str) -> None:
+    """As in the documentation's own line: what an agent chose, as a target, comes behind, however long it is."""
+    first = ("time", "event", "agent_id", "agent", "labels")
+    assert LINES[event].__struct_encode_fields__[: len(first)] == first
+    assert re.findall(r'"(\w+)":', TEXT.split("```json\n")[1])[: len(first)] == list(first)
+
+
 def test_each_kind_of_line_has_a_section() -> None:
     lines = TEXT.split("\n## Lines\n")[1].split("\n## ")[0]
     assert set(re.findall(r"\n### (\w+)\n", lines)) == {*LINES, "others"}

@@ -23,7 +23,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     labels: dict[str, str] = {}
 
 
-class DecisionLine(Line, frozen=True):
+class DecisionLine(Line, frozen=True, kw_only=True):
     """decision: whether the agent may do something. The first of a kind at once, those alike together later (`count`)."""
 
     allowed: bool
@@ -44,7 +44,7 @@ class DecisionLine(Line, frozen=True):
     """When the first of these `count` was; none was before the line's own `time`."""
 
 
-class QuestionLine(Line, frozen=True):
+class QuestionLine(Line, frozen=True, kw_only=True):
     """question: a DNS question of an agent's is answered."""
 
     name: str
@@ -59,7 +59,7 @@ class QuestionLine(Line, frozen=True):
     rule: str = ""
 
 
-class ExchangeLine(Line, frozen=True):
+class ExchangeLine(Line, frozen=True, kw_only=True):
     """exchange: an HTTP request is over."""
 
     destination: str
@@ -82,7 +82,7 @@ class ExchangeLine(Line, frozen=True):
     """That refused it."""
 
 
-class FlowLine(Line, frozen=True):
+class FlowLine(Line, frozen=True, kw_only=True):
     """flow: a guest's socket is over."""
 
     kind: str
@@ -96,7 +96,7 @@ class FlowLine(Line, frozen=True):
     rule: str = ""
 
 
-class ModelCallLine(Line, frozen=True):
+class ModelCallLine(Line, frozen=True, kw_only=True):
     """model_call: a call of a model has ended; told by the plugin `inspect`."""
 
     destination: str
@@ -123,7 +123,7 @@ class ModelCallLine(Line, frozen=True):
     error: str = ""
 
 
-class ExitLine(Line, frozen=True):
+class ExitLine(Line, frozen=True, kw_only=True):
     """exit: an agent has ended."""
 
     how: str
@@ -134,7 +134,7 @@ class ExitLine(Line, frozen=True):
     text: str = ""
 
 
-class JobLine(Line, frozen=True):
+class JobLine(Line, frozen=True, kw_only=True):
     """job: what became of one. `agent_id` is the attempt's ("ID", "ID.2"), to which the agent's own lines add a number
     ("ID.2-9"); `agent` the job's name, else its id."""
 
@@ -156,7 +156,7 @@ class JobLine(Line, frozen=True):
     """`seconds`, `cpu_seconds`, `queued_seconds`, `dispatch_seconds`, `memory`, `stdout`, `stderr`, `bytes_up`, `bytes_down`."""
 
 
-class PoolLine(Line, frozen=True):
+class PoolLine(Line, frozen=True, kw_only=True):
     """pool: what became of it, and who had it done."""
 
     what: str
@@ -168,7 +168,7 @@ class PoolLine(Line, frozen=True):
     text: str = ""
 
 
-class DroppedLine(Line, frozen=True):
+class DroppedLine(Line, frozen=True, kw_only=True):
     """dropped: lines that are not there. With an agent, because it caused more than its share; else the disk did not keep up."""
 
     lines: int
