@@ -275,6 +275,24 @@ def test_nobody_waits_and_what_is_dropped_is_told(tmp_path: Path, monkeypatch: p
     assert sum(missing) == made.dropped and len(told) - len(missing) + made.dropped == 20_000
 
 
+def test_a_small_buffer_does_not_wait_until_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "GATHER", 3600.0)
+    there, write = threading.Event(), LogFile.write
+
+    def told(self: LogFile, lines: Sequence[bytes]) -> None:
+        write(self, lines)
+        there.set()
+
+    monkeypatch.setattr(LogFile, "write", told)
+    made = Writer(LogFile(tmp_path / "a", 1 << 30, 1, "no"), 65536)
+    for _ in range(5):
+        for _ in range(33):
+            made.put([b"x" * 1000])
+        assert there.wait(20)
+        there.clear()
+    assert made.stop(20) and (made.dropped, made.written) == (0, 165)
+
+
 def test_a_full_disk_is_counted_and_recovered_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

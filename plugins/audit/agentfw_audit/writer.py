@@ -198,8 +198,13 @@ class Writer:
                     continue
                 self._lines.append(line)
                 self._size += len(line) + 1
-            if (self._lines and not waited) or (self._size > BATCH >= had):
+            if (self._lines and not waited) or (self._size > self._enough >= had):
                 self._some.notify()
+
+    @property
+    def _enough(self) -> int:
+        """Bytes that do not wait for more: a small buffer would be full before."""
+        return min(BATCH, self.buffer_bytes // 2)
 
     def turn_to(self, file: LogFile, buffer_bytes: int) -> None:
         """What comes next goes into another file; the old one is closed when it has what came before."""
@@ -224,8 +229,8 @@ class Writer:
             with self._some:
                 while not (self._lines or self._missing or self._turns or self._ended):
                     self._some.wait()
-                if not self._ended and self._size < BATCH:
-                    self._some.wait_for(lambda: self._ended or self._size >= BATCH, GATHER)
+                if not self._ended and self._size < self._enough:
+                    self._some.wait_for(lambda: self._ended or self._size >= self._enough, GATHER)
                 lines, missing = self._take()
                 last = self._ended
                 other = None if lines or missing else self._turned()
