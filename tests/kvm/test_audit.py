@@ -58,7 +58,8 @@ def test_what_a_job_did_and_who_had_it_done(run: Run, start: Start, port: int, t
     job_id = job if isinstance(job, str) else job["id"]
     assert run("wait", job_id).returncode == 0
     assert run("logs", job_id).stdout.split("\n")[:2] == ["one.test b'answered'", "two.test URLError"]
-    assert run("har", job_id, "-o", "job.har").returncode == 0
+    fetched = run("har", job_id, "-o", "job.har")
+    assert (fetched.returncode, fetched.stderr) == (0, f"job.har: {(tmp_path / 'job.har').stat().st_size} bytes\n")
     log = load(tmp_path / "job.har")
     (entry,) = log["entries"]
     asked = entry["request"]

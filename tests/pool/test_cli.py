@@ -463,6 +463,7 @@ def test_pool_commands(pool: Pool, command: Command) -> None:
     assert done.status == 125 and done.err == "error: x.toml:3: dns.hots: unknown key\n\nhint: did you mean `hosts`?\n"
     done = command("pool", "drain", "--timeout", "100ms", "--json")
     assert done.status == 124 and done.document == {"version": 1, "done": False, "left": 1}
+    assert command("pool", "drain", "--timeout", "100ms").err == "error: 1 job has not ended within 0.1 s\n"
     done = command("submit", "-c", "pass")
     assert done.status == 125 and "no more jobs" in done.err
     pool.do(pool.backend.signal(job, 9))

@@ -186,7 +186,7 @@ def drain(where: Where, timeout: str | None, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps({"version": 1, "done": done, "left": left}))
     if not done:
-        complain(f"{left} jobs have not ended within {limit:g} s")
+        complain(f"{left} job{'s have' if left != 1 else ' has'} not ended within {limit:g} s")
     return 0 if done else 124
 
 

@@ -579,7 +579,7 @@ class Router:
 
     def _check_open(self) -> None:
         if self._state in ("draining", "stopping"):
-            raise PoolError("draining", "the pool takes no more jobs: it is being stopped")
+            raise PoolError("draining", "the pool takes no more jobs: it was told to drain, or to stop")
 
     def _full(self, why: str) -> None:
         self.numbers["refused"] += 1

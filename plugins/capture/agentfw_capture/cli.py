@@ -41,7 +41,7 @@ def har(where: Where, job_id: str, output: Path | None, stdout: bool) -> None:
     path = output or Path(f"{job_id}.har")
     try:
         path.touch(0o600)
-        path.write_bytes(data + b"\n")
+        size = path.write_bytes(data + b"\n")
     except OSError as error:
         raise RunError(f"cannot write `{path}`: {error.strerror}") from None
-    say(f"{path}: {len(data)} bytes")
+    say(f"{path}: {size} bytes")
