@@ -40,6 +40,8 @@ def small_output(argv: Sequence[str], seconds: float, most: int, running: set[su
             raise NoOutput("it printed too much")
         if data is None or not _ended(process.pid, deadline):
             raise NoOutput(f"it did not end within {seconds:g} s")
+    except ChildProcessError:
+        raise NoOutput("how it ended is not known: this process ignores SIGCHLD") from None
     finally:
         kill(process)  # before wait(): until then the number is its own
         running.discard(process)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -139,6 +140,8 @@ def main(arguments: list[str] | None = None) -> None:
     """The entry point: never returns, never shows a traceback of ours for what can be expected."""
     status = OWN_FAULT
     _open_standard_streams()
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # as who started us has it: nobody would know how our processes end
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         status = _main(arguments)
         sys.stdout.flush()
