@@ -22,10 +22,12 @@ import agentfw_policy
 import agentfw_tls_pool
 import pytest
 from agentfw import Destination, Headers, RequestHead, hookspecs
-from agentfw.config import load_config
+from agentfw.config import Config, load_config
 from agentfw.plugins import load_plugins
 from agentfw.pool.engine import EngineCounts
 from agentfw.testing import make_agent
+
+from tests.pool import fake_work
 
 from .support import async_test, running
 
@@ -54,7 +56,7 @@ def blocks(text: str, language: str) -> list[str]:
 
 def test_the_plugin_example_runs(tmp_path: Path) -> None:
     before, tests = PLUGINS.split("\n## Testing one\n")
-    plugin, header = blocks(before, "python")[:2]
+    plugin, header, spend = blocks(before, "python")[:3]
     hooks_alone, exchange, _ = blocks(tests.split("\n## ")[0], "python")
     (tmp_path / "my_policy.py").write_text(plugin)
     assert load_plugins([str(tmp_path / "my_policy.py")], load_config(directory=tmp_path)).hooks("my_policy") == ["allow"]
@@ -68,6 +70,12 @@ def test_the_plugin_example_runs(tmp_path: Path) -> None:
     head = RequestHead("GET", "/", Headers([("X-Team", "blue")]))
     asyncio.run(manager.request(make_agent(), Destination.make("https", "api.example"), head, None))
     assert list(head.headers) == [("x-team", "red")] and manager.statistics() == {"team_header.marked": 1}
+
+    (tmp_path / "spend.py").write_text(spend)
+    manager = load_plugins([str(tmp_path / "spend.py")], Config())
+    manager.model_call(make_agent(team="red"), fake_work.call(input_tokens=3, output_tokens=4))
+    manager.exchange_end(make_agent(), fake_work.exchange(error="cut"))
+    assert manager.statistics() == {"spend.tokens.red": 7, "spend.requests": 1, "spend.failed": 1}
 
 
 @pytest.mark.kvm
