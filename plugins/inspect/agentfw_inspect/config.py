@@ -78,7 +78,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             for name in ("input", "output", "cache_read", "cache_write"):
                 value = getattr(price, name)
                 if value is not None and not 0 <= value < 1e9:
-                    raise ConfigError(f"prices.{pattern}.{name}", "must be from 0 to a thousand million")
+                    raise ConfigError(f"prices.{pattern}.{name}", "must be a number from 0 to below 1e9")
         for i, budget in enumerate(self.budget):
             if budget.per not in ("agent", "run") and not (budget.per.startswith("label:") and budget.per[6:]):
                 raise ConfigError(f"budget.{i}.per", 'must be "agent", "run" or "label:NAME"')
@@ -87,6 +87,6 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
                 raise ConfigError(f"budget.{i}", f"limits nothing: give one of {', '.join(LIMITS)}")
             for name in given:
                 if not 0 <= getattr(budget, name) < 1e15:
-                    raise ConfigError(f"budget.{i}.{name}", "must be from 0 to a million thousand million")
+                    raise ConfigError(f"budget.{i}.{name}", "must be a number from 0 to below 1e15")
             if budget.cost is not None and not self.prices:
                 raise ConfigError(f"budget.{i}.cost", "without [inspect.prices] no call has a cost")
