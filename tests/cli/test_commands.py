@@ -181,6 +181,14 @@ def test_doctor_outlives_plugins_that_fail(monkeypatch: pytest.MonkeyPatch, tmp_
     assert good == doctor.Check("good", "warn", str(tmp_path / "agentfw.toml"), "mend it")
 
 
+def test_doctor_says_which_table_a_pool_would_not_start_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "agentfw.toml").write_text('[audit]\nevents = ["nonsense"]\n[dns]\nttl = 5\n[dashboard]\nlisten = ""\n')
+    monkeypatch.chdir(tmp_path)
+    troubles = [check.detail for check in doctor._plugins() if check.name == "configuration" and check.status == "warn"]
+    assert len(troubles) == 2 and "agentfw.toml:4: dns.ttl: unknown key" in "\n".join(troubles)
+    assert "agentfw.toml:2: audit.events.0: expected" in "\n".join(troubles)
+
+
 @pytest.mark.parametrize("group", [[], ["plugins"], ["config"], ["cache"]])
 def test_a_group_alone_shows_its_commands(agentfw: Agentfw, group: list[str]) -> None:
     done = agentfw(*group)

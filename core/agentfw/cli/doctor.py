@@ -232,13 +232,14 @@ def _cache() -> Iterator[Check]:
 
 
 def _plugins() -> Iterator[Check]:
-    """What plugins of a pool here find of this machine: their classes' `check_machine(config)` gives status, text and hint."""
+    """Whether plugins of a pool here are configured, and what they find of this machine: their classes' `check_machine(config)`
+    gives status, text and hint."""
     import msgspec
 
     from ..config import load_config
     from ..errors import AgentfwError
     from ..plugins import pool_plugins
-    from ..plugins.loading import plugin_class
+    from ..plugins.loading import make_plugin
     from ..texts import why
 
     try:
@@ -250,8 +251,8 @@ def _plugins() -> Iterator[Check]:
     for given in chosen:
         name = given
         try:
-            name, kind = plugin_class(given)
-            check = getattr(kind, "check_machine", None)
+            name, plugin = make_plugin(given, config)
+            check = getattr(plugin, "check_machine", None)
             for status, detail, hint in check(config) if check is not None else ():
                 yield msgspec.convert({"name": name, "status": status, "detail": detail, "hint": hint}, Check)
         except AgentfwError as error:
