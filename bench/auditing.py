@@ -36,7 +36,7 @@ from agentfw_audit import Config, Plugin
 from path import HOST, KEY, ThroughPath, serve
 
 BLOCK = 50
-WRITTEN = 0.07
+WRITTEN = 0.3
 """Seconds in which what a block tells gets to the disk."""
 PLAIN = "dns,tls,policy,credentials,inspect"
 SIDES = {

@@ -28,7 +28,7 @@ from agentfw.runtime import Runtime
 from agentfw_inspect import Config, Plugin
 from agentfw_inspect.bodies import ResponseWatch
 from agentfw_inspect.reading import Reading
-from path import BODY, HOST, KEY, ThroughPath, serve
+from path import BODY, HOST, KEY, ThroughPath, all_told, serve
 
 PLAIN = "dns,tls,policy,credentials,native"
 SIDES = {"without": PLAIN, "inspect": f"{PLAIN},inspect", "+ audit": f"{PLAIN},inspect,audit"}
@@ -68,6 +68,7 @@ async def path(options: argparse.Namespace, port: int, ca: str) -> None:
                         start = time.perf_counter()
                         await client.call()
                         times[name].append(time.perf_counter() - start)
+                    await all_told(runtimes[name])
                     cpu[name].append((time.process_time() - began) / 20)
             assert runtimes["+ audit"].statistics()["inspect.calls"] == len(times["+ audit"]) + 50
         finally:

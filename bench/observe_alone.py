@@ -26,7 +26,7 @@ from agentfw.config import load_config
 from agentfw.plugins import load_plugins
 from agentfw.runtime import Runtime
 from agentfw_audit.config import Kind
-from path import HOST, KEY, ThroughPath, serve
+from path import HOST, KEY, ThroughPath, all_told, serve
 
 PLAIN = "dns,tls,policy,credentials,native"
 SIDES = {
@@ -49,9 +49,7 @@ async def block(runtime: Runtime, clients: list[ThroughPath], calls: int) -> flo
 
     began = time.process_time()
     await asyncio.gather(*map(one, clients))
-    await asyncio.sleep(0)  # what else it put off
-    runtime.plugins.later.deliver()
-    await asyncio.sleep(0)
+    await all_told(runtime)
     return (time.process_time() - began) / calls / len(clients)
 
 
