@@ -163,21 +163,23 @@ def test_doctor_outlives_plugins_that_fail(monkeypatch: pytest.MonkeyPatch, tmp_
         "wrong": "return [('ok',)]",
         "word": "return [('FAIL', 'a', 'b')]",
         "kind": "return [('ok', 7, None)]",
+        "exits": "raise SystemExit(0)",
         "good": "yield 'warn', str(config.file), 'mend it'",
     }
     for name, body in bodies.items():
         text = f"class Plugin:\n    name = {name!r}\n    @staticmethod\n    def check_machine(config):\n        {body}\n"
         (tmp_path / f"{name}.py").write_text(text)
     (tmp_path / "agentfw.toml").write_text(
-        "[run]\nplugins = ['./missing.py', './broken.py', './wrong.py', './word.py', './kind.py', './good.py']\n"
+        "[run]\nplugins = ['./missing.py', './broken.py', './wrong.py', './word.py', './kind.py', './exits.py', './good.py']\n"
     )
     monkeypatch.chdir(tmp_path)
-    missing, broken, wrong, word, kind, good = doctor._plugins()
+    missing, broken, wrong, word, kind, exits, good = doctor._plugins()
     assert missing.name == "configuration" and "missing.py" in missing.detail
     assert (broken.name, broken.status) == ("broken", "warn") and "check_machine(): ValueError: no\\x1b" in broken.detail
     assert (wrong.name, wrong.status) == ("wrong", "warn") and "check_machine(): ValueError" in wrong.detail
     assert (word.name, word.status) == ("word", "warn") and "'FAIL' - at `$.status`" in word.detail
     assert (kind.name, kind.status) == ("kind", "warn") and "Expected `str`" in kind.detail
+    assert (exits.name, exits.status) == ("exits", "warn") and "check_machine(): SystemExit: 0" in exits.detail
     assert good == doctor.Check("good", "warn", str(tmp_path / "agentfw.toml"), "mend it")
 
 

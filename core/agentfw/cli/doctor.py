@@ -257,7 +257,7 @@ def _plugins() -> Iterator[Check]:
                 yield msgspec.convert({"name": name, "status": status, "detail": detail, "hint": hint}, Check)
         except AgentfwError as error:
             yield Check("configuration", "warn", str(error), getattr(error, "hint", ""))
-        except Exception as error:  # anybody's code
+        except (Exception, SystemExit) as error:  # anybody's code
             yield Check(name, "warn", f"the plugin failed in check_machine(): {why(error)}")
 
 

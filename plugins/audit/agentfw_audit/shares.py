@@ -41,7 +41,7 @@ class Shares:
             if len(self._shares) > MAX_AGENTS:
                 self.forget(next(iter(self._shares)))
         self._shares.move_to_end(agent)
-        if now != share.filled or share.left > burst:
+        if now != share.filled or share.left > burst:  # PERF: of lines that go out together the first fills it; or a reload did
             share.left = min(burst, share.left + (now - share.filled) * rate)
             share.filled = now
         if share.missing and now - share.told >= TELL:
