@@ -21,9 +21,12 @@ from agentfw.testing import FakeServer, fetch, make_agent, make_runtime, running
 from hypothesis import given
 from hypothesis import strategies as some
 
+from tests.pool.fake_work import flow
+
 from .support import async_test
 
 AGENT = make_agent()
+FLOW = flow()
 WHERE = Destination.make("https", "api.example")
 
 
@@ -62,8 +65,8 @@ def test_each_is_called_with_what_it_names() -> None:
             told.append((agent, flow))
 
     made = manager(Nothing(), One(), Turned(), All())
-    made.flow_end(AGENT, "flow")  # type: ignore[arg-type]  # whatever it is
-    assert told == [(), ("flow",), ("flow", AGENT), (AGENT, "flow")]
+    made.flow_end(AGENT, FLOW)
+    assert told == [(), (FLOW,), (FLOW, AGENT), (AGENT, FLOW)]
 
 
 class Listens:
@@ -87,7 +90,7 @@ def test_who_is_told_and_says_something_is_named(caplog: pytest.LogCaptureFixtur
 
     last = Listens()
     made = manager(Says(), Fails(), last)
-    made.flow_end(AGENT, "flow")  # type: ignore[arg-type]  # whatever it is
+    made.flow_end(AGENT, FLOW)
     assert last.calls == 1 and [record.message for record in caplog.records] == [
         "plugin `p0` failed in `flow_end`: returned str",
         "plugin `p1` failed in `flow_end`: ValueError",
@@ -118,7 +121,7 @@ async def test_who_is_told_cannot_end_what_runs(caplog: pytest.LogCaptureFixture
         try:
             await asyncio.sleep(60)
         finally:
-            made.flow_end(AGENT, "flow")  # type: ignore[arg-type]  # whatever it is
+            made.flow_end(AGENT, FLOW)
             with pytest.raises(HookError):
                 made.dial(AGENT, WHERE, "192.0.2.1")
 
@@ -139,7 +142,7 @@ def test_who_interrupts_the_process_does_so_when_all_are_told() -> None:
     first, last = Listens(), Listens()
     made = manager(first, Interrupts(), last)
     with pytest.raises(KeyboardInterrupt):
-        made.flow_end(AGENT, "flow")  # type: ignore[arg-type]  # whatever it is
+        made.flow_end(AGENT, FLOW)
     assert first.calls == last.calls == 1 == made.hook_statistics()["hooks.p1.flow_end.calls"]
 
 
@@ -326,7 +329,7 @@ def test_what_is_written_of_one_is_not_the_next_ones_time(monkeypatch: pytest.Mo
         for tracer in (None, lambda *args: clock.work(7)):
             made.trace(tracer)
             for _ in range(3):
-                made.flow_end(AGENT, "flow")  # type: ignore[arg-type]  # whatever it is
+                made.flow_end(AGENT, FLOW)
     finally:
         logging.getLogger("agentfw.plugins").removeHandler(handler)
     numbers = made.hook_statistics()
@@ -382,7 +385,7 @@ def test_who_does_not_return_is_named_while_it_does_not(caplog: pytest.LogCaptur
         elif hook == "dial":
             runtime.plugins.dial(AGENT, WHERE, "192.0.2.1")
         else:
-            runtime.plugins.flow_end(AGENT, "flow")  # type: ignore[arg-type]  # whatever it is
+            runtime.plugins.flow_end(AGENT, FLOW)
         said.clear()
         listener.wanted = "outside of hooks"
         await asyncio.sleep(0.05)
