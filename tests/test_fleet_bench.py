@@ -71,11 +71,13 @@ def test_cpu_time_is_that_of_children_that_live_and_that_ended() -> None:
 
 
 def test_descriptors_and_memory() -> None:
-    before = machine.descriptors()
-    held = [os.open("/dev/null", os.O_RDONLY) for _ in range(20)]
-    assert machine.descriptors() == before + 20
-    for each in held:
-        os.close(each)
+    code = "import os; held = [os.open('/dev/null', os.O_RDONLY) for _ in range(20)]; print(1, flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert machine.descriptors(child.pid) == 20 + len(("stdin", "stdout", "stderr"))
+        assert machine.descriptors() > machine.descriptors(child.pid), "ours, too"
+        child.communicate(b"\n")
     pss = machine.proportional([os.getpid()])
     block = bytearray(64 << 20)
     block[::4096] = b"x" * len(block[::4096])

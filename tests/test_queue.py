@@ -14,6 +14,7 @@ from agentfw.strace import Strace
 from agentfw_vmm import Cell, CellConfig, CellError, Mount, _lib
 
 from .cell_peer import C, Handler, Peer
+from .descriptors import left, opened
 
 ROOT = Path(__file__).parent.parent
 
@@ -212,22 +213,18 @@ def program(tmp_path: Path, body: str) -> Path:
 FOREVER = "\n    wait(-1)\n"
 
 
-def descriptors() -> set[str]:
-    return set(os.listdir("/proc/self/fd"))  # noqa: PTH208 (iterdir() holds one more)
-
-
 def start(tmp_path: Path, body: str, test, config: CellConfig | None = None) -> Handler:
     handler = Handler()
 
     async def main() -> None:
-        before = descriptors()
+        before = opened()
         cell = await Cell.start(config or CellConfig(vms=2), handler, program(tmp_path, body))
         try:
             await asyncio.wait_for(test(cell, handler), 60)
         finally:
             await cell.close()
         await cell.close()
-        assert descriptors() == before
+        assert not left(before)
         with pytest.raises(ProcessLookupError):
             os.kill(cell.pid, 0)
 
@@ -334,17 +331,17 @@ def test_descriptors_and_records_reach_the_cell(tmp_path: Path) -> None:
 )
 def test_cell_that_does_not_start(tmp_path: Path, body: str, text: str) -> None:
     async def main() -> None:
-        before = descriptors()
+        before = opened()
         with pytest.raises(CellError, match=text):
             await Cell.start(CellConfig(), Handler(), program(tmp_path, body))
-        assert descriptors() == before
+        assert not left(before)
 
     asyncio.run(main())
 
 
 def test_errors_before_the_start(tmp_path: Path) -> None:
     async def main() -> None:
-        before = descriptors()
+        before = opened()
         for config, text in (
             (CellConfig(mounts=[Mount("/x", "/nonexistent")]), "/nonexistent: No such file"),
             (CellConfig(mounts=[Mount("relative", "/")]), "guest path"),
@@ -356,7 +353,7 @@ def test_errors_before_the_start(tmp_path: Path) -> None:
                 await Cell.start(config, Handler(), program(tmp_path, ""))
         with pytest.raises(CellError, match="missing"):
             await Cell.start(CellConfig(), Handler(), tmp_path / "absent")
-        assert descriptors() == before
+        assert not left(before)
 
     asyncio.run(main())
 

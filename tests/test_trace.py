@@ -21,6 +21,7 @@ from agentfw_vmm.trace_socket import TraceSocket
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from .descriptors import left, opened
 from .native import bare
 
 CWD = (1 << 64) - 100
@@ -232,15 +233,12 @@ def test_a_tracer_that_fails_is_told_no_more(calls: int, caplog: pytest.LogCaptu
 
 
 def test_a_cell_that_cannot_start_leaves_no_socket(tmp_path: Path) -> None:
-    def descriptors() -> int:
-        return len(list(Path("/proc/self/fd").iterdir()))
-
     async def main() -> None:
-        there = descriptors()
+        before = opened()
         config = CellConfig(mounts=[Mount("/t", tmp_path / "missing")], program="/t/x", trace=Closed())
         with pytest.raises(CellError) as error:
             await Cell.start(config, bare.Recorder(), program=Path("/bin/true"))
         assert "missing" in str(error.value)
-        assert descriptors() == there
+        assert not left(before)
 
     asyncio.run(main())

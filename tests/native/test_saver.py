@@ -9,13 +9,11 @@ import pytest
 from agentfw_vmm import CellError, saved
 from agentfw_vmm.config import CellConfig, encode
 
+from ..descriptors import left, opened
+
 
 def config(base: Path) -> CellConfig:
     return CellConfig(vms=1, runners=1, memory=1 << 20, program="/p", argv=["p"], snapshot_in=base)
-
-
-def descriptors() -> set[str]:
-    return {each.name for each in Path("/proc/self/fd").iterdir()}
 
 
 def test_a_copy_that_outlives_its_cell_touches_no_other_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +32,7 @@ def test_a_copy_that_outlives_its_cell_touches_no_other_file(tmp_path: Path, mon
     other.write_bytes(b"another's")
 
     async def main() -> None:
-        before = descriptors()
+        before = opened()
         fd = saved.save_file()
         os.write(fd, b"saved")
         saver = saved.Saver(config(tmp_path / "base"), fd, lambda vm, life: None)
@@ -43,18 +41,18 @@ def test_a_copy_that_outlives_its_cell_touches_no_other_file(tmp_path: Path, mon
         saver.saved(0, 5, 0)
         assert await asyncio.to_thread(begun.wait, 30)
         saver.close()
-        opened = [os.open(other, os.O_RDWR)]
-        while fd not in opened:
-            opened.append(os.dup(opened[0]))
+        others = [os.open(other, os.O_RDWR)]
+        while fd not in others:
+            others.append(os.dup(others[0]))
         with pytest.raises(CellError, match="ended"):
             await task
         may.set()
         await asyncio.get_running_loop().shutdown_default_executor()
         await asyncio.sleep(0)
         assert other.read_bytes() == b"another's"
-        for each in opened:
+        for each in others:
             os.close(each)
-        assert descriptors() == before
+        assert not left(before)
 
     asyncio.run(main())
 

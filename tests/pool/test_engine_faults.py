@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import signal
 from pathlib import Path
@@ -22,6 +21,7 @@ from agentfw.pool.groups import Trouble
 from agentfw.pool.jobs import Job, JobResult, PoolError
 from agentfw.snapshots import SnapshotStore
 
+from ..descriptors import left, opened
 from .engines import Heard, engine, in_loop, run
 
 pytestmark = [pytest.mark.kvm, pytest.mark.usefixtures("nothing_left")]
@@ -311,15 +311,7 @@ def test_the_end_of_an_engine(store: Path) -> None:
             assert (await running[2]).kind == "killed" and drained.done()
             assert not [task for task in asyncio.all_tasks() if "pool" in repr(task.get_coro()) and task is not drained]
 
-    def descriptors() -> list[str]:
-        gc.collect()
-        found = []
-        for path in Path("/proc/self/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # the one of this listing
-                found.append(str(path.readlink()))
-        return sorted(found)
-
     in_loop(once)
-    before = descriptors()
+    before = opened()
     in_loop(once)
-    assert len(descriptors()) == len(before), (before, descriptors())
+    assert not left(before)

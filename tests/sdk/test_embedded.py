@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import subprocess
@@ -16,6 +15,7 @@ import pytest
 from agentfw import Code, Module, Pool, PoolError, SyncPool
 
 from tests.conftest import COMMAND
+from tests.descriptors import left, opened
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,11 +27,6 @@ def cache(monkeypatch: pytest.MonkeyPatch, agentfw_environment: dict[str, str], 
     """The session's snapshots, and no agentfw.toml of anybody's."""
     monkeypatch.setenv("XDG_CACHE_HOME", agentfw_environment["XDG_CACHE_HOME"])
     monkeypatch.chdir(tmp_path)
-
-
-def descriptors() -> int:
-    gc.collect()  # of other tests
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @pytest.mark.parametrize("workers", [None, 1])
@@ -73,9 +68,9 @@ def test_a_pool_of_ones_own(workers: int | None, tmp_path: Path) -> None:
             assert (ended.name, ended.ended.kind) == ("sleeper", "killed")
             await pool.submit(Code("import time; time.sleep(1000)"))
 
-    before = descriptors()
+    before = opened()
     asyncio.run(main())
-    assert descriptors() == before
+    assert not left(before)
 
 
 BRANCH = """
@@ -129,7 +124,7 @@ def test_without_asyncio_while_a_loop_runs_and_after_a_fork() -> None:
     async def main() -> None:
         with SyncPool({}, size=2, idle=1) as pool:  # what a first loop opens for good, is open from here on
             pool.describe()
-        before = descriptors()
+        before = opened()
         with SyncPool({}, size=2, idle=1) as pool:
             assert pool.run(Code("print(1)"), check=True).stdout == "1\n"
             job = pool.submit(Code("print(input()[::-1])"), interactive=True)
@@ -145,7 +140,7 @@ def test_without_asyncio_while_a_loop_runs_and_after_a_fork() -> None:
                 os._exit(1)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7  # noqa: ASYNC222  # nothing else shall run here
             assert [each.stdout for each in pool.map(Code("import sys; print(sys.argv[1])"), "ab")] == ["a\n", "b\n"]
-        assert descriptors() == before
+        assert not left(before)
 
     asyncio.run(main())
 
