@@ -102,6 +102,26 @@ def test_what_is_old_is_called_so(open_page: Open, serve: Serve) -> None:
     expect(page.get_by_role("alert")).to_contain_text("what is shown may be old")
 
 
+def test_events_that_never_end_and_never_come_are_asked_for_anew(open_page: Open, serve: Serve) -> None:
+    """A stream whose other end was switched off is open for ever, as far as a browser knows."""
+    fake = pool()
+    serving = serve(fake, period=600)
+    page = open_page(serving, None)
+    page.clock.install()
+    page.goto(serving.url + "#/agents")
+    live(page)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if request.url.endswith("/events") else None)
+    serving.do(lambda: fake.add("came-meanwhile", state="running"))
+    page.clock.fast_forward(9000)
+    expect(page.locator("#connection")).to_have_text("Stale")
+    assert asked == []
+    page.clock.fast_forward(40_000)
+    expect(page.get_by_role("grid")).to_contain_text("came-meanwhile")
+    live(page)
+    assert len(asked) == 1
+
+
 def test_a_pool_that_does_not_answer(open_page: Open, serve: Serve) -> None:
     fake = pool()
     serving = serve(fake)

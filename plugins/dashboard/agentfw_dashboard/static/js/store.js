@@ -4,6 +4,8 @@ const DATA = "data/";
 const EVENTS = "events";
 const STALE = 7_000;
 /** Milliseconds without an event after which what is shown is called old. */
+const DEAD = 45_000;
+/** And after which the stream is opened anew: no end comes of one whose other end was switched off. A busy pool may take 30 s. */
 const LONGEST_PAUSE = 15_000;
 const HISTORY = 600;
 
@@ -20,6 +22,7 @@ class Store {
 
   #listeners = new Set();
   #source = null;
+  #opened = 0;
   #lastEvent = 0;
   #failures = 0;
   #timer = 0;
@@ -74,6 +77,7 @@ class Store {
     this.#source?.close();
     const source = new EventSource(EVENTS);
     this.#source = source;
+    this.#opened = Date.now();
     source.addEventListener("overview", (event) => this.#heardOf(source, event, (data) => this.#takeOverview(data)));
     source.addEventListener("agents", (event) => this.#heardOf(source, event, (data) => this.#takeTable(data)));
     source.addEventListener("trouble", (event) =>
@@ -159,6 +163,7 @@ class Store {
 
   #watch() {
     if (this.connection.kind === "live" && Date.now() - this.#lastEvent > STALE) this.#become("stale");
+    if (this.#source !== null && Date.now() - Math.max(this.#opened, this.#lastEvent) > DEAD) this.#lost(this.#source);
     if (this.connection.kind !== "live") this.changed(true);
   }
 
