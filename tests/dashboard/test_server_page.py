@@ -59,6 +59,20 @@ async def test_it_listens_here_and_agents_do_not_reach_it() -> None:
 
 
 @async_test
+async def test_agents_do_not_reach_it_while_it_is_closed_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with page() as found:
+        close, kept = found.server.close, []
+
+        async def closing() -> None:
+            kept.append(found._runtime.listeners)
+            await close()
+
+        monkeypatch.setattr(found.server, "close", closing)
+        await found.close()
+        assert kept == [tuple(found.addresses)]
+
+
+@async_test
 async def test_no_page(tmp_path: Path) -> None:
     async with page(Config(listen="")) as found:
         assert found.url == found.login_url() == "" and found.addresses == []

@@ -64,8 +64,8 @@ class Page:
 
     async def close(self) -> None:
         """Idempotent."""
-        self._runtime.keep_from_agents(OWNER, ())
         await self.server.close()
+        self._runtime.keep_from_agents(OWNER, ())
         self._remove_token()
 
     # -- where it is
