@@ -45,6 +45,14 @@ def test_what_is_kept_of_the_dead_is_bounded() -> None:
     assert len(tally.sums({})) < 2 * 8192 + 1
 
 
+def test_what_is_kept_of_one_that_counts_ever_other_things_is_bounded() -> None:
+    """As a plugin does that counts by host."""
+    tally = Tally()
+    for turn in range(4):
+        tally.told(0, 0, {f"hooks.{turn}x{number}.allow.calls": 1 for number in range(8000)})
+    assert len(tally.sums({})) <= 8192
+
+
 @pool_test
 async def test_a_pool_tells_of_its_jobs_workers_and_tenants() -> None:
     async with running(workers=2, tenants={"acme": {"share": 2}}) as router:

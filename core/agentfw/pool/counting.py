@@ -48,8 +48,8 @@ class Tally:
             if is_sound(name, value) and name.partition(".")[0] not in OURS and (value >= 0 or not grows(name))
         }
         for name, value in before.items():
-            if grows(name) and now.get(name, 0.0) < value:  # it cannot have; or it was taken from the list, which is bounded
-                now[name] = value
+            if grows(name) and now.get(name, 0.0) < value and (name in now or len(now) < MAX_NUMBERS):
+                now[name] = value  # it cannot have fallen; or it was taken from the list, which is bounded
         self._last[worker] = process, now
 
     def ended(self, worker: int, process: int) -> None:
