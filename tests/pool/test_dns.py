@@ -200,6 +200,19 @@ async def test_what_is_not_kept_is_coalesced_only() -> None:
 
 
 @pool_test
+async def test_a_question_is_counted_once_in_the_whole_pool() -> None:
+    """The router has workers' questions, which have counted them: two that it asks for at once are no third lookup."""
+    async with MockDNS() as server:
+        server.set("api.test", "A", "192.0.2.1", delay=0.1)
+        pool = Pool(server, workers=3)
+        await asyncio.gather(*(pool.answer(worker, "api.test", agent) for worker in (0, 1, 2) for agent in "ab"))
+        numbers: Counter[str] = Counter()
+        for plugin in (pool.router, *pool.workers):
+            numbers.update({f"dns.{name}": int(value) for name, value in plugin.statistics().items()})
+        assert server.asked("api.test") == 1 and sum(dns_cache(numbers)) == 6
+
+
+@pool_test
 async def test_a_worker_whose_router_is_gone_asks_itself() -> None:
     async with MockDNS({"api.test": "192.0.2.1"}) as server:
         pool = Pool(server)

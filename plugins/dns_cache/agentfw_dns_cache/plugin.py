@@ -255,8 +255,6 @@ class Plugin:
                 self.counters["limited"] += 1
                 return self._told(entry, now, _Failure(now, wire.SERVFAIL, "too many questions are waiting"))
             task = self._start(query, question.owner)
-        else:
-            self.counters["coalesced"] += 1
         stale = entry is not None and self._may_be_stale(entry, now)
         done, _ = await asyncio.wait({task}, timeout=self.config.stale_wait if stale else None)
         now = self._clock()
