@@ -6,10 +6,12 @@ import itertools
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from agentfw.metrics import expose
 from agentfw.metrics.catalog import CATALOG
+from agentfw.views import dns_cache
 
 from ..pool.routers import finish, pool_test, running
 from .queries import ALERTS, DASHBOARD, Query, faults, known, of_alerts, of_dashboard, panels, rules
@@ -23,6 +25,23 @@ def test_the_dashboard() -> None:
     assert len(queries) > 50 and not [fault for query in queries for fault in faults(query, metrics)]
     for query in queries:
         assert query.text.count('job=~"$job",instance=~"$instance"') == len(re.findall(r"\bagentfw_\w+", query.text)), query
+
+
+def test_a_hit_is_what_the_page_calls_one() -> None:
+    """Of the dashboard's DNS hit rate: what `views.dns_cache()` counts, and nothing else."""
+    counted: set[str] = set()
+
+    class Asked(dict[str, float]):
+        def get(self, name: str, default: Any = None) -> Any:  # type: ignore[override]
+            counted.add(name)
+            return default
+
+    dns_cache(Asked())
+    names = {declared.full_name for declared in CATALOG if counted & set(declared.source)}
+    found = [query for query in of_dashboard() if "agentfw_dns_cache_hits_total" in query.text]
+    assert len(counted) == 8 and len(found) == 2
+    for query in found:
+        assert set(re.findall(r"\bagentfw_\w+", query.text)) == names and query.text.count('what="hits"') == 1
 
 
 def test_the_alerts() -> None:
