@@ -316,6 +316,13 @@ def dns_cache(statistics: Mapping[str, float]) -> tuple[int, int]:
     return hits + shared, misses - shared
 
 
+def failed_jobs(statistics: Mapping[str, float]) -> int:
+    """Of a pool's counters: jobs that ended in another way than with status 0, those that no worker lived to tell of among
+    them; one that was begun several times is one."""
+    ends = {name: value for name, value in statistics.items() if name.startswith("pool.ended.")}
+    return int(sum(ends.values()) - ends.get("pool.ended.succeeded", 0))
+
+
 def how_of(kind: str, code: int, signal: int) -> str:
     """`AgentRow.how` of an end: an ExitReport's, a JobResult's."""
     if kind == "code":

@@ -6,10 +6,12 @@ import asyncio
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from agentfw.cli.top.source import MISSING, TAIL, PoolSource
-from agentfw.pool.jobs import Job, PoolError, Usage
+from agentfw.cli.top.plain import text
+from agentfw.cli.top.source import MISSING, TAIL, PoolSource, overview_of
+from agentfw.pool.jobs import Job, PoolError, PoolInfo, Usage, WorkerInfo
 
 from tests.dashboard.fake import FakeObservatory
 from tests.pool.routers import until
@@ -62,6 +64,34 @@ def test_without_one(tmp_path: Path, nothing_left: None) -> None:
             assert (await source.look(0)).missing == MISSING, "asked again only after it was lost"
             await source.reconnect()
             assert (await source.look(0)).missing == ""
+
+    asyncio.run(body())
+
+
+def test_counters_make_the_same_numbers_as_the_dashboard() -> None:
+    info = PoolInfo(version="1", api="v1", pid=1, state="ready", started=0.0, queued=1, running=6, done=10, templates=[],
+                    workers=[WorkerInfo(number=0, pid=2, state="ready", running=6, idle=2, cells=1, restarts=0)])  # fmt: skip
+    ends = {"pool.ended.succeeded": 7, "pool.ended.failed": 1, "pool.ended.timeout": 2}
+    engine = {"engine.warming": 4, "engine.warmup_seconds.bucket.0.2": 5, "pool.physical_memory": 1 << 29}
+    network = {"tls.held": 3, "tls.leased": 2, "tls.opening": 9, "core.bytes_up": 10, "core.bytes_down": 20}
+    found = overview_of(info, {**ends, **engine, **network, "inspect.calls_failed": 1}, 5.0)
+    assert (found.done, found.failed, found.tls_sessions, found.warming, found.model_calls_failed) == (10, 3, 5, 4, 1)
+    assert (found.memory, found.agents_per_gb, found.bytes_up, found.bytes_down) == (1 << 29, 16.0, 10, 20)
+    assert sum(found.warmup) == found.warmup[1] == 5
+
+
+def test_times_are_by_the_pools_clock(tmp_path: Path, nothing_left: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of another machine may be another one."""
+
+    async def body() -> None:
+        async with served(tmp_path / "s") as found:
+            fake = found.backend.observatory = FakeObservatory(1, hostile_names=False, steps_itself=False)
+            (row,) = fake.rows()
+            now = (await fake.overview()).time
+            fake.set(row.id, state="running", started=now - 63, ended=None)
+            for away in (-7200, 7200):
+                monkeypatch.setattr("agentfw.cli.top.plain.time", SimpleNamespace(time=lambda away=away: now + away))
+                assert "1m03s" in await text(found.client)
 
     asyncio.run(body())
 

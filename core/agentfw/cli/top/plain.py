@@ -59,15 +59,15 @@ async def text(pool: HttpBackend, filter: str = "", sort: str = "cores") -> str:
     parts = [summary(seen.pool), workers_table(seen.pool)]
     parts.append(f"({seen.missing})" if seen.missing else plain(numbers(seen.overview, 100, FINE)))
     if rows:
-        parts.append(_agents_table(rows[:MOST], usage, not seen.missing))
+        parts.append(_agents_table(rows[:MOST], usage, agents.now, not seen.missing))
     hidden = len(rows) - MOST
     return "\n\n".join(parts) + (f"\n({hidden} more)" if hidden > 0 else "")
 
 
-def _agents_table(found: list[AgentRow], usage: dict[str, Usage], told: bool) -> str:
+def _agents_table(found: list[AgentRow], usage: dict[str, Usage], now: float, told: bool) -> str:
+    """`now`: by the pool's clock, as are its times."""
     from . import words
 
-    now = time.time()
     left, right = ("ID", "NAME", "TENANT"), ("WORKER", "TIME", "CPU", "MEMORY", "OUTPUT")
     columns = [*((title, False) for title in left), *((title, True) for title in right)]
     if told:

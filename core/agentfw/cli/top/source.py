@@ -7,8 +7,9 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from ...histograms import warmup_bars
 from ...pool.jobs import JobInfo, PoolError, PoolInfo, Usage
-from ...views import AgentRow, AgentStory, AgentTable, Loaded, Overview, dns_cache, how_of
+from ...views import AgentRow, AgentStory, AgentTable, Loaded, Overview, dns_cache, failed_jobs, how_of
 
 if TYPE_CHECKING:
     from ...pool.client import HttpBackend
@@ -181,6 +182,8 @@ def overview_of(info: PoolInfo, metrics: dict[str, float], now: float) -> Overvi
         return int(sum(metrics.get(name, 0) for name in names))
 
     hits, misses = dns_cache(metrics)
+    idle, memory = sum(worker.idle for worker in info.workers), whole("pool.physical_memory")
+    there = info.running + idle
     return Overview(
         time=now,
         started=info.started,
@@ -188,16 +191,24 @@ def overview_of(info: PoolInfo, metrics: dict[str, float], now: float) -> Overvi
         workers=len(info.workers),
         workers_missing=whole("pool.workers_silent"),
         running=info.running,
-        idle=sum(worker.idle for worker in info.workers),
+        idle=idle,
+        warming=whole("engine.warming"),
         queued=info.queued,
         done=info.done,
+        failed=failed_jobs(metrics),
+        warmup=warmup_bars(metrics),
+        memory=memory,
+        agents_per_gb=there / (memory / (1 << 30)) if memory and there else None,
         dns_questions=whole("core.dns_queries"),
         dns_hits=hits,
         dns_misses=misses,
         dns_hit_rate=hits / (hits + misses) if hits + misses else None,
-        tls_sessions=whole("tls.held"),
+        tls_sessions=whole("tls.held", "tls.leased"),
+        bytes_up=whole("core.bytes_up"),
+        bytes_down=whole("core.bytes_down"),
         requests=whole("core.http_requests"),
         model_calls=whole("inspect.calls"),
+        model_calls_failed=whole("inspect.calls_failed"),
         input_tokens=whole("inspect.input_tokens"),
         output_tokens=whole("inspect.output_tokens"),
         cost=metrics.get("inspect.cost"),
