@@ -76,7 +76,7 @@ class Overview(_View, frozen=True):
     state: str = "ready"
     workers: int = 0
     workers_missing: int = 0
-    """That did not answer in time: what they know is not in the totals."""
+    """That did not answer in time: they count with what they said last, those that ended with what only grows."""
     running: int = 0
     idle: int = 0
     warming: int = 0

@@ -86,6 +86,22 @@ async def test_the_same_denial_in_a_row_is_counted() -> None:
     ]  # fmt: skip
 
 
+def test_what_agents_are_denied_by_turns_is_told_once() -> None:
+    """Of two that try again and again the last hundred denials are two, not fifty times each of them."""
+    collector = Collector(64 * MIB, 10)
+    agents = [agent(1), agent(2)]
+    for who in agents:
+        begin(collector, who)
+    for _ in range(200):
+        for who in agents:
+            collector.audit(denial(who))
+    assert [(each.key, each.count) for each in collector.answer(Ask(), {}).denials] == [("job2", 200), ("job1", 200)]
+    for number in range(150):
+        collector.audit(denial(agents[0], rule=f"r{number}"))
+    told = collector.answer(Ask(), {}).denials
+    assert [each.rule for each in told] == [f"r{number}" for number in range(149, 49, -1)]
+
+
 @async_test
 async def test_denials_without_room_are_counted_and_those_alike_are_one() -> None:
     collector, one = Collector(1, 10), agent()
@@ -149,6 +165,22 @@ def test_what_is_told_of_an_agent_that_is_forgotten_makes_none() -> None:
     assert not answer.rows and (answer.totals.requests, answer.totals.connections, answer.totals.agents) == (1, 1, 0)
 
 
+@pytest.mark.parametrize("kept", [0, 5])
+def test_who_has_ended_uses_no_session(kept: int) -> None:
+    """The exchange that its end cut is told after it, and may be its first."""
+    collector = Collector(64 * MIB, kept)
+    one, two = agent(1), agent(2)
+    for who in (one, two):
+        begin(collector, who)
+    collector.exchange_end(two, exchange())
+    assert collector.answer(Ask(), {}).totals.tls_agents == 1
+    for who in (one, two):
+        collector.exit(who, ExitReport("killed"))
+        for _ in range(3):
+            collector.exchange_end(who, exchange(error="the agent has ended"))
+    assert collector.answer(Ask(), {}).totals.tls_agents == 0
+
+
 def test_an_agent_that_was_refused_is_known_by_its_end() -> None:
     collector = Collector(64 * MIB, 5)
     collector.exit(agent(), ExitReport("internal", text="refused"))
@@ -179,6 +211,31 @@ def test_labels_of_jobs_are_not_told() -> None:
         begin(collector, Agent(f"job{number}-{number}", "x", labels, job=f"job{number}"))
     answer = collector.answer(Ask(rows=True), {})
     assert len(answer.rows) == 1100 and len(encode(answer)) < MAX_ANSWER
+
+
+def test_an_answer_stays_within_its_bound_whatever_agents_are_called() -> None:
+    """One that is too long is dropped, and so would all be that come after it."""
+    collector = Collector(1 << 40, 100_000)
+
+    def more(number: int) -> None:
+        who = Agent(f"job{number}-{number}", "\U0001f600" * 32, {"tenant": "\U0001f600" * 32}, job=f"job{number}")
+        collector.admit(who)
+        collector.model_call(who, call(model="\U0001f600" * 128))
+
+    for number in range(12_000):
+        more(number)
+    answer = collector.answer(Ask(rows=True), {})
+    assert len(encode(answer)) < MAX_ANSWER and answer.whole
+    told = [row.key for row in answer.rows]
+    assert len(told) > 5000 and told[0] == "job11999", "the newest"
+    for number in range(12_000, 24_000):
+        more(number)
+    told = []
+    while len(told) < 12_000:
+        answer = collector.answer(Ask(rows=True, heard={answer.epoch: answer.version}), {})
+        assert len(encode(answer)) < MAX_ANSWER and answer.rows and not answer.whole
+        told += [row.key for row in answer.rows]
+    assert told == [f"job{number}" for number in range(12_000, 24_000)]
 
 
 def test_stories_take_the_memory_that_they_may() -> None:

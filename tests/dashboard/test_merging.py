@@ -72,6 +72,24 @@ def test_nothing_that_was_counted_is_lost_with_a_worker(happenings: list[tuple[i
         assert found.agents == 3 * len(workers.latest), "those of the dead are none"
 
 
+def test_of_a_worker_that_is_lost_what_only_grows_stays() -> None:
+    """Whatever it is heard of once more, or its next process."""
+    workers = merging.Workers()
+    counted = {"tls.held": 4, "dns.hits": 6}
+    first = Told(epoch="a", version=1, totals=Totals(requests=5, agents=3, tls_agents=2, statistics=counted))
+    workers.take(0, first)
+    workers.take(1, Told(epoch="b", version=1, totals=Totals(requests=1, agents=1)))
+    for _ in range(2):
+        workers.lost(0)
+        found = workers.totals()
+        assert (found.requests, found.agents, found.tls_agents) == (6, 1, 0) and found.statistics == {"dns.hits": 6}
+    workers.take(0, first)
+    assert workers.totals().requests == 6 and workers.totals().agents == 4
+    workers.lost(0)
+    workers.take(0, Told(epoch="c", version=1, totals=Totals(requests=2, agents=1)))
+    assert workers.totals().requests == 8 and workers.totals().agents == 2
+
+
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=200), st.floats(0.01, 1.0), st.integers(1, 199))
 @settings(max_examples=200, deadline=None)
 def test_percentiles_are_those_of_all(values: list[float], part: float, cut: int) -> None:

@@ -201,6 +201,80 @@ async def test_what_dead_workers_counted_stays_counted() -> None:
 
 
 @pool_test
+async def test_a_worker_that_is_lost_runs_nothing_though_the_next_does_not_come() -> None:
+    async with watched(workers=2, size=8) as (router, seen):
+        info = await router.submit(job(["did", "get", 1], ["sleep", 60]))
+        await until_running(router, info.id)
+        await seen.overview()
+        assert (seen._workers.totals().agents, seen._workers.totals().tls_agents) == (1, 1)
+        number = router.book.get(info.id).worker
+        assert number is not None
+        with pytest.MonkeyPatch.context() as patch:
+
+            def none(theirs: object) -> None:
+                raise OSError(12, "no memory")
+
+            patch.setattr("agentfw.pool.workers.start_process", none)
+            os.kill(router.workers[number].pid, signal.SIGKILL)
+            await until(lambda: router.workers[number].restarts > 0)
+            told = await seen.overview()
+            assert (told.workers_missing, told.requests, told.tls_agents) == (1, 1, 0)
+            assert seen._workers.totals().agents == 0
+
+
+@pool_test
+async def test_jobs_that_failed_are_those_that_the_router_knows_to_have() -> None:
+    """Also those that no worker could tell of; attempts that are made good again are not."""
+    async with watched(workers=1, size=2) as (router, seen):
+        one = await router.submit(job(["sleep", 0.3], ["exit", 0], retries=1))
+        await until_running(router, one.id)
+        router.workers[0].replace("test")
+        assert (await router.wait(one.id)).attempt == 2
+        lost = [await router.submit(job(["sleep", 60])) for _ in range(2)]
+        await until_running(router, *(info.id for info in lost))
+        waits = await router.submit(job(["exit", 0]))
+        await router.signal(waits.id, 9)
+        router.workers[0].replace("test")
+        for info in (*lost, waits):
+            await router.wait(info.id)
+        await until(lambda: router.workers[0].state == "ready")
+        told = await seen.overview()
+        assert (told.done, told.failed) == (4, 3)
+
+
+@pool_test
+async def test_a_worker_that_hangs_is_waited_for_once() -> None:
+    """Not for each question after the other: who looks would take the page for dead."""
+    async with watched(workers=1) as (router, seen):
+        await finish(router, ["exit", 0])
+        link, asked = seen._link, asyncio.Event()
+        assert link is not None
+        begun: set[str] = set()
+        together = {"describe", "metrics"}, {"usage"}
+        with pytest.MonkeyPatch.context() as patch:
+
+            async def hangs(plugin: str, body: bytes, seconds: float, only: int | None = None) -> dict[int, bytes]:
+                await asked.wait()
+                return await RouterLink.ask_workers(link, plugin, body, seconds, only=only)
+
+            for name in set().union(*together):
+                method = getattr(router, name)
+
+                async def noted(name: str = name, method: Any = method) -> Any:
+                    begun.add(name)
+                    if begun in together:
+                        asked.set()
+                    return await method()
+
+                patch.setattr(router, name, noted)
+            patch.setattr(link, "ask_workers", hangs)
+            assert (await seen.overview()).workers_missing == 0
+            begun.clear()
+            asked.clear()
+            assert (await seen.agents(0)).total == 1
+
+
+@pool_test
 async def test_a_second_attempt_is_the_jobs() -> None:
     async with watched(workers=1, size=4) as (router, seen):
         info = await router.submit(job(["did", "get", 2], ["sleep", 0.2], ["exit", 3], retries=1))

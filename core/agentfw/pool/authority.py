@@ -86,6 +86,11 @@ class RouterLink:
         """How many there should be."""
         return len(self._workers())
 
+    @property
+    def processes(self) -> dict[int, int]:
+        """By worker's number, which of its processes it is: another number for each."""
+        return {worker.number: worker.restarts for worker in self._workers()}
+
     async def ask(self, plugin: str, body: bytes) -> bytes:
         """PoolError "unsupported", always: it is workers that ask the router."""
         raise PoolError("unsupported", "this is the pool's router: nobody is above it")

@@ -1,7 +1,7 @@
 """In each worker: what its agents did, from hooks. Each of them adds to counters and to the agent's story, and nothing else.
 
 There is no lock: hooks and questions come in the worker's one loop. Memory is bounded: a story by its own bounds, those of ended
-agents by `Config.stories` and, with all others, by `Config.memory`; the oldest ended go first, and while there is none to go
+agents by `Config.ended` and, with all others, by `Config.memory`; the oldest ended go first, and while there is none to go
 stories count what they do not keep.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections import deque
+from collections.abc import Sequence
 from itertools import islice
 
 from agentfw import Agent, AgentfwError, Destination, ExitReport, hookimpl
@@ -41,7 +41,7 @@ from .story import (
     bounded_question,
     cut,
 )
-from .wire import MAX_DENIALS, MAX_ROWS, Ask, Histogram, Refusal, Row, Told, Totals, masked
+from .wire import MAX_DENIALS, MAX_ROWS, Ask, Histogram, Refusal, Row, Told, Totals, encode, masked
 
 STATISTICS = (
     "dns.hits", "dns.negative_hits", "dns.failure_hits", "dns.override_hits", "dns.stale", "dns.coalesced", "dns.misses",
@@ -51,6 +51,10 @@ STATISTICS = (
 MAX_LIVE = 100_000
 """Agents that are known at once. More than there can be VMs: a bound for mistakes."""
 MAX_GONE = 10_000
+ROWS_BYTES = 6 << 20
+"""Of an answer's rows: what is longer than `agentfw.pool.authority.MAX_ANSWER` is dropped, and the next would be as long."""
+LONGEST_ROW = 2048
+"""Bytes of one of a job's agent at most: names have 128, what it did last has 300 characters."""
 
 log = logging.getLogger("agentfw.dashboard")
 
@@ -73,8 +77,8 @@ class Collector:
         self.forgotten = 0
         """Ended agents whose stories went."""
         self.dispatch, self.connect, self.first_call = Durations(), Durations(), Durations()
-        self.recent: deque[tuple[str, str, Refused]] = deque(maxlen=MAX_DENIALS)
-        """Of all agents: whose (its story's key, "" if it has none), its name, what."""
+        self.recent: dict[Refused, tuple[str, str]] = {}
+        """Of all agents, at most MAX_DENIALS, the latest last: what, whose (its story's key, "" if it has none), its name."""
         self._running = self._started = self._done = self._failed = 0
         self._questions = self._requests = self._connections = self._denials = 0
         self._calls = self._calls_failed = self._inputs = self._outputs = self._priced = 0
@@ -150,7 +154,8 @@ class Collector:
                     self.first_call.add(exchange.began + connected - story.dispatch.began)
             if not story.tls and exchange.destination.scheme == "https":
                 story.tls = True
-                self._tls_agents += 1
+                if agent.id in self.live:  # what is told after its end would be taken away by nothing
+                    self._tls_agents += 1
         place = story.destinations.get(exchange.destination) or self._place(story, exchange.destination)
         if place is not None:
             place.requests += 1
@@ -229,20 +234,19 @@ class Collector:
         story = self.live.get(event.agent_id) or self.ended.get(event.agent_id)
         now = time.perf_counter()
         refused = Refused(now, event.time, cut(event.destination), cut(event.rule), event.plugin, cut(event.reason))
-        before = self.recent[-1][2] if self.recent else None
         if story is None:
-            if before is not None and not self.recent[-1][0] and _same(before, refused):
+            before = next(reversed(self.recent), None)
+            if before is not None and not self.recent[before][0] and _same(before, refused):
                 before.count += 1
             else:
-                self.recent.append(("", event.agent, refused))
+                self._refused(refused, "", event.agent)
             return
         story.denials += 1
         kept = story.refusals
         last = story.last if isinstance(story.last, Refused) else (kept.latest or kept.first or (None,))[-1]
         if last is not None and _same(last, refused):
             last.count += 1
-            if before is not last:
-                self.recent.append((story.key, event.agent, last))
+            self._refused(last, story.key, event.agent)
             story.last, story.last_at = last, now
             self._touch(story)
             return
@@ -250,7 +254,7 @@ class Collector:
             kept.count += 1
         elif kept.add(refused):
             self._grow(story, REFUSAL_BYTES + len(refused.destination) + len(refused.rule) + len(refused.reason))
-        self.recent.append((story.key, event.agent, refused))
+        self._refused(refused, story.key, event.agent)
         self._event(story, refused, now)
 
     @hookimpl
@@ -271,7 +275,7 @@ class Collector:
             self._failed += 1
         if story.dispatch is not None:
             self._running -= 1
-        if story.tls:
+        if story.tls and agent.id in self.live:
             self._tls_agents -= 1
         if self.live.pop(agent.id, None) is not None:
             self.ended[agent.id] = story
@@ -308,6 +312,13 @@ class Collector:
         found = story.destinations[destination] = Place()
         self._grow(story, DESTINATION_BYTES + len(destination.host))
         return found
+
+    def _refused(self, refused: Refused, key: str, name: str) -> None:
+        """It is the latest, whether it is new or has happened once more."""
+        self.recent.pop(refused, None)
+        self.recent[refused] = key, name
+        if len(self.recent) > MAX_DENIALS:
+            del self.recent[next(iter(self.recent))]
 
     def _event(self, story: Story, event: Event, at: float) -> None:
         story.last = event
@@ -383,9 +394,13 @@ class Collector:
             return Told(epoch=self.epoch, version=self._version, totals=totals, denials=self._refusals())
         vms = self._glance()
         whole = self._whole or ask.heard.get(self.epoch) != self._version
-        changed = list(self._dirty) if whole else list(islice(self._dirty, MAX_ROWS))  # more: with the next answer
-        stories = [*self.ended.values(), *self.live.values()][-MAX_ROWS:] if whole else changed
-        rows: list[Row] = [told.row(story, vms.get(story)) for story in stories if self.keys.get(story.key) is story]
+        if whole:
+            changed = list(self._dirty)
+            rows, _ = self._rows([*self.ended.values(), *self.live.values()][: -MAX_ROWS - 1 : -1], vms)  # the newest first
+        else:
+            changed = list(islice(self._dirty, MAX_ROWS))
+            rows, held = self._rows(changed, vms)
+            del changed[held:]  # more: with the next answer
         gone = [] if whole else self._gone
         for story in changed:
             story.dirty = False
@@ -396,6 +411,21 @@ class Collector:
             epoch=self.epoch, version=self._version, totals=totals, whole=whole, rows=rows, gone=gone,
             denials=self._refusals(),
         )  # fmt: skip
+
+    def _rows(self, stories: Sequence[Story], vms: dict[Story, VmReport]) -> tuple[list[Row], int]:
+        """Of as many of `stories` as an answer holds, and how many these are."""
+        rows: list[Row] = []
+        measured, room = len(stories) * LONGEST_ROW > ROWS_BYTES, ROWS_BYTES
+        for number, story in enumerate(stories):
+            if self.keys.get(story.key) is not story:
+                continue
+            row = told.row(story, vms.get(story))
+            if measured:
+                room -= len(encode(row))
+                if room < 0:
+                    return rows, number
+            rows.append(row)
+        return rows, len(stories)
 
     def _glance(self) -> dict[Story, VmReport]:
         """How the VMs of those stand that run. Rows that it changes are told."""
@@ -420,7 +450,7 @@ class Collector:
                 time=each.time, key=key, agent=shown(name, 128), destination=each.destination,
                 rule=each.rule, plugin=each.plugin, reason=each.reason, count=each.count,
             )
-            for key, name, each in reversed(self.recent)
+            for each, (key, name) in reversed(self.recent.items())
         ]  # fmt: skip
 
     def _totals(self, statistics: dict[str, float]) -> Totals:

@@ -64,6 +64,11 @@ class Workers:
         self._past = add((self._past, ended(before.totals)))
         return False
 
+    def lost(self, number: int) -> None:
+        """Its process is there no more, and the next has not spoken yet."""
+        told = self.latest[number]
+        self.latest[number] = msgspec.structs.replace(told, totals=ended(told.totals))
+
     def totals(self) -> Totals:
         return add((self._past, *(told.totals for told in self.latest.values())))
 

@@ -1,6 +1,6 @@
 """The router's side: asks the workers, puts together what they say with what the router knows of jobs, keeps a history.
 
-    observatory = Observatory(runtime, collector, version="1.0")
+    observatory = Observatory(runtime, collector)
     await observatory.start()
     await observatory.overview(); await observatory.agents(0); await observatory.agent("s0jk1cynd4"); await observatory.loaded()
     await observatory.stop()
@@ -23,7 +23,7 @@ from agentfw.pool.authority import RouterLink
 from agentfw.pool.jobs import JobInfo, PoolError, PoolInfo, State, Usage
 from agentfw.pool.physical import Physical
 from agentfw.runtime import Runtime
-from agentfw.views import AgentRow, AgentStory, AgentTable, Denial, Loaded, Overview, Step, dns_cache
+from agentfw.views import AgentRow, AgentStory, AgentTable, Denial, Loaded, Overview, Step, dns_cache, failed_jobs
 from msgspec.structs import replace
 
 from . import loaded, merging, told
@@ -57,6 +57,8 @@ class Observatory:
         self._link = runtime.pool if isinstance(runtime.pool, RouterLink) else None
         self._started = time.time()
         self._workers = merging.Workers()
+        self._processes: dict[int, int] = {}
+        """By worker: which of its processes spoke last."""
         self._missing = 0
         self._told: dict[int, dict[str, Row]] = {}
         """By worker: what it knows of its agents, by key."""
@@ -104,7 +106,7 @@ class Observatory:
             warming=int(gauges.get("engine.warming", 0)),
             queued=info.queued if info is not None else 0,
             done=info.done if info is not None else totals.done,
-            failed=totals.failed,
+            failed=failed_jobs(gauges) if self._link is not None else totals.failed,
             warmup=warmup_bars(gauges),
             memory=memory,
             agents_per_gb=(running + idle) / (memory / (1 << 30)) if memory and running + idle else None,
@@ -176,13 +178,18 @@ class Observatory:
             self._workers.take(0, answer)
             return {0: answer}
         found: dict[int, Told] = {}
+        asked = self._link.processes
         for number, data in (await self._link.ask_workers(NAME, encode(ask), ANSWER_SECONDS)).items():
             answer_ = read_told(data)
             if answer_ is None:
                 log.warning("worker %d said what is no answer", number)
                 continue
             self._workers.take(number, answer_)
+            self._processes[number] = asked[number]
             found[number] = answer_
+        for number, process in self._link.processes.items():
+            if number in self._workers.latest and number not in found and process != self._processes[number]:
+                self._workers.lost(number)
         self._missing = max(0, self._link.workers - len(found))
         return found
 
@@ -193,14 +200,25 @@ class Observatory:
             if now - self._gauges_at < GAUGES_SECONDS:
                 return
             self._gauges_at = now
-            await self._ask(rows=False)
             if self._link is not None:
-                with contextlib.suppress(AgentfwError):
-                    self._info = await self._link.backend.describe()
-                    self._gauges = await self._link.backend.metrics()
+                # At once: each waits its seconds for a worker that hangs, and those who look would take the page for dead.
+                await asyncio.gather(self._ask(rows=False), self._describe(self._link), self._count(self._link))
             else:
+                await self._ask(rows=False)
                 memory = await self._physical.look([], self._workers.totals().agents)
                 self._gauges = {**self.runtime.statistics(), "pool.physical_memory": memory}
+
+    async def _describe(self, link: RouterLink) -> None:
+        with contextlib.suppress(AgentfwError):
+            self._info = await link.backend.describe()
+
+    async def _count(self, link: RouterLink) -> None:
+        with contextlib.suppress(AgentfwError):
+            self._gauges = await link.backend.metrics()
+
+    async def _measure(self, link: RouterLink) -> None:
+        with contextlib.suppress(AgentfwError):
+            self._usage = await link.backend.usage()
 
     async def _look_at_rows(self) -> None:
         """Have rows of now."""
@@ -209,7 +227,9 @@ class Observatory:
             if now - self._asked < FRESH:
                 return
             self._asked = now
-            for number, answer in (await self._ask(rows=True)).items():
+            asking = self._ask(rows=True)
+            answers = await asking if self._link is None else (await asyncio.gather(asking, self._measure(self._link)))[0]
+            for number, answer in answers.items():
                 known = {} if answer.whole else self._told.get(number, {})
                 known.update((row.key, row) for row in answer.rows)
                 for key in answer.gone:
@@ -220,8 +240,6 @@ class Observatory:
                 self._rows.set(told.agent_row(row) for row in self._told.get(0, {}).values())
                 return
             backend = self._link.backend
-            with contextlib.suppress(AgentfwError):
-                self._usage = await backend.usage()
             limits: dict[State, int] = {
                 "running": RUNNING_ROWS,
                 "starting": RUNNING_ROWS,
