@@ -46,6 +46,25 @@ def test_axe_finds_nothing(open_page: Open, serve: Serve, theme: str, rules: lis
     assert page.evaluate(RULES, rules) == []
 
 
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_what_is_old_switched_off_or_out_of_sight_can_be_read(open_page: Open, serve: Serve, theme: str) -> None:
+    few = serve(FakeObservatory(30, hostile_names=False), period=600)
+    page = open_page(few, None, color_scheme=theme)
+    page.clock.install()
+    page.goto(few.url)
+    live(page)
+    page.evaluate(AXE_SCRIPT)
+    page.clock.fast_forward(9000)
+    expect(page.locator("body.old")).to_be_visible()
+    assert page.evaluate(RULES, COLOURS) == []
+    show(page, views(few)[3])
+    page.locator(".kinds .chip").first.click()
+    for _ in range(3):
+        page.get_by_role("button", name="Narrower").click()
+    expect(page.locator(".step.outside").first).to_be_attached()
+    assert page.evaluate(RULES, COLOURS) == []
+
+
 def test_nothing_is_wider_than_a_phone(open_page: Open, fleet: Serving, villains: Serving) -> None:
     for serving in (fleet, villains):
         page = live(open_page(serving, "#/overview", width=360, height=740, has_touch=True))
