@@ -20,6 +20,7 @@ def reached(address: str, port: int, listeners: Iterable[Listener]) -> Listener 
     found = [each for each in listeners if each[1] == port]
     if not found:
         return None
+    address = address.partition("%")[0]  # a link's name says which of them has it, and is written in several ways
     meant = [ipaddress.ip_address(each) for each in (address, *addresses.embedded(address))]
     meant = [getattr(each, "ipv4_mapped", None) or each for each in meant]
     anything = any(each.is_unspecified for each in meant)
