@@ -126,6 +126,7 @@ async def test_the_page_and_its_files() -> None:
         assert (status, body) == (200, PAGE["index.html"].data)
         policy = headers["Content-Security-Policy"]
         assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy and "unsafe" not in policy
+        assert "data:" not in policy and "font-src" not in policy, "the page has none"
         assert headers["X-Content-Type-Options"] == "nosniff" and headers["Referrer-Policy"] == "no-referrer"
         assert not any(name.lower().startswith("access-control") for name in headers)
         status, headers, body = await get(found, "/js/app.js", token=None)  # the log-in page may want it, and it tells nothing

@@ -310,6 +310,16 @@ def test_what_was_not_measured_is_not_called_zero(open_page: Open, serve: Serve)
     expect(page.locator(".uplot canvas")).to_have_count(12)
 
 
+def test_the_last_bar_has_no_end(open_page: Open, serve: Serve) -> None:
+    class Slow(FakeObservatory):
+        async def overview(self) -> Overview:
+            return replace(await super().overview(), warmup=[0] * 12 + [3] + [0] * 36 + [7])
+
+    page = live(open_page(serve(Slow(9, hostile_names=False)), "#/overview"))
+    expect(page.locator("#warmup .big")).to_have_text("over 4.9 s" + "median")
+    expect(page.locator("#warmup .facts dd")).to_have_text(["10", "over 4.9 s", "over 4.9 s"])
+
+
 def test_questions_that_were_refused_are_no_misses(open_page: Open, serve: Serve) -> None:
     class Refusing(FakeObservatory):
         async def overview(self) -> Overview:

@@ -47,7 +47,7 @@ GRACE = 1.0
 BACKLOG = 256
 
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 )
 """Content-Security-Policy of all there is: https://www.w3.org/TR/CSP3/."""

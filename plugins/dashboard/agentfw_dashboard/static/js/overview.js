@@ -12,16 +12,20 @@ const BAR = 0.1;
 const perSecond = (value) => `${rate(value)}/s`;
 const bytesPerSecond = (value) => `${bytes(value)}/s`;
 
-/** The bar below which a share of all lies, in the middle of its seconds; null without any. */
-function quantile(bars, share) {
-  const all = bars.reduce((sum, each) => sum + each, 0);
-  if (!all) return null;
+/** The time within which a share of all was warm, between the ends of its bar. The last bar has none. */
+function within(bars, share) {
+  const wanted = bars.reduce((sum, each) => sum + each, 0) * share;
+  if (!wanted) return NONE;
   let below = 0;
-  for (let index = 0; index < bars.length; index += 1) {
-    if (below + bars[index] >= all * share) return (index + (all * share - below) / bars[index]) * BAR;
+  for (let index = 0; index < bars.length - 1; index += 1) {
+    if (below + bars[index] >= wanted) return duration((index + (wanted - below) / bars[index]) * BAR);
     below += bars[index];
   }
-  return bars.length * BAR;
+  return beyond(bars);
+}
+
+function beyond(bars) {
+  return `over ${((bars.length - 1) * BAR).toFixed(1)} s`;
 }
 
 class Card {
@@ -176,8 +180,8 @@ export class Overview {
     this.#strip(now);
     const vms = now.warmup.reduce((sum, each) => sum + each, 0);
     const longest = now.warmup.findLastIndex((each) => each > 0);
-    const half = quantile(now.warmup, 0.5);
-    this.cards.warmup.set(half === null ? NONE : duration(half), half === null ? "no VM was warmed yet" : "median", count(vms), duration(quantile(now.warmup, 0.95)), longest < 0 ? NONE : longest === now.warmup.length - 1 ? "over 4.9 s" : `${(longest * BAR).toFixed(1)} s`);
+    const most = longest < 0 ? NONE : longest === now.warmup.length - 1 ? beyond(now.warmup) : `${(longest * BAR).toFixed(1)} s`;
+    this.cards.warmup.set(within(now.warmup, 0.5), vms ? "median" : "no VM was warmed yet", count(vms), within(now.warmup, 0.95), most);
     this.cards.warmup.chart.set([now.warmup.map((_each, at) => Number((at * BAR).toFixed(1))), now.warmup]);
     const there = now.running + now.idle;
     this.cards.density.set(now.agents_per_gb === null ? NONE : compact(Math.round(now.agents_per_gb)), "agents a GiB", now.memory ? bytes(now.memory) : NONE, count(there), there && now.memory ? bytes(now.memory / there) : NONE);
