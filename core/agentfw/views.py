@@ -58,6 +58,7 @@ class Denial(_View, frozen=True):
     """Something refused: who, what, by which rule of which plugin, why."""
 
     time: float
+    """Of the latest, if it was refused several times in a row."""
     agent_id: str = ""
     agent: str = ""
     destination: str = ""

@@ -86,6 +86,23 @@ async def test_the_same_denial_in_a_row_is_counted() -> None:
     ]  # fmt: skip
 
 
+@async_test
+async def test_a_denial_is_as_old_as_its_latest() -> None:
+    """What an agent tries again and again for an hour goes on now."""
+    collector, who, nobody = Collector(64 * MIB, 10), agent(1), agent(2)
+    begin(collector, who)
+    for number in range(3):
+        for each in (who, nobody):
+            collector.audit(msgspec.structs.replace(denial(each), time=100.0 + number))
+    assert [(each.key, each.time, each.count) for each in collector.answer(Ask(), {}).denials if each.key] == [("job1", 102.0, 3)]
+    seen = await collector.story(who.job)
+    assert seen is not None and [(each.time, each.count) for each in seen.denials] == [(102.0, 3)]
+    for number in range(2):
+        collector.audit(msgspec.structs.replace(denial(nobody), time=200.0 + number))
+    newest = collector.answer(Ask(), {}).denials[0]
+    assert (newest.key, newest.time) == ("", 201.0)
+
+
 def test_what_agents_are_denied_by_turns_is_told_once() -> None:
     """Of two that try again and again the last hundred denials are two, not fifty times each of them."""
     collector = Collector(64 * MIB, 10)

@@ -237,7 +237,7 @@ class Collector:
         if story is None:
             before = next(reversed(self.recent), None)
             if before is not None and not self.recent[before][0] and _same(before, refused):
-                before.count += 1
+                before.again(event.time)
             else:
                 self._refused(refused, "", event.agent)
             return
@@ -245,7 +245,7 @@ class Collector:
         kept = story.refusals
         last = story.last if isinstance(story.last, Refused) else (kept.latest or kept.first or (None,))[-1]
         if last is not None and _same(last, refused):
-            last.count += 1
+            last.again(event.time)
             self._refused(last, story.key, event.agent)
             story.last, story.last_at = last, now
             self._touch(story)

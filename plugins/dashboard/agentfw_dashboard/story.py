@@ -93,7 +93,7 @@ class Place:
 
 
 class Refused:
-    """Something refused, so often in a row. `at`: time.perf_counter() of the first."""
+    """Something refused, so often in a row. `at`: time.perf_counter() of the first; `time`: when the latest was."""
 
     __slots__ = ("at", "count", "destination", "plugin", "reason", "rule", "time")
 
@@ -105,6 +105,10 @@ class Refused:
         self.plugin = plugin
         self.reason = reason
         self.count = 1
+
+    def again(self, when: float) -> None:
+        self.count += 1
+        self.time = when
 
 
 Event = QuestionReport | ExchangeReport | FlowReport | SeenModelCall | Refused

@@ -292,6 +292,30 @@ def test_a_denial_of_nobody_leads_nowhere(open_page: Open, serve: Serve) -> None
     expect(page.locator("#denials tbody a")).to_have_count(0)
 
 
+def test_a_denial_that_happens_again_keeps_its_line(open_page: Open, serve: Serve) -> None:
+    """Who marks a part of it, or points at it, does not lose it each second."""
+    fake = FakeObservatory(3, hostile_names=False)
+    asked = fake.overview
+
+    async def again() -> Overview:
+        now = await asked()
+        again = [replace(now.recent_denials[0], time=now.time - 60 + times, count=times)] if times else []
+        return replace(now, recent_denials=[*again, Denial(time=now.time - 90, destination="other.example:1")])
+
+    fake.deny(fake.rows()[0].id, "again.example:1")
+    times = 2
+    fake.overview = again  # type: ignore[method-assign]
+    page = live(open_page(serve(fake, period=0.1), "#/overview"))
+    row = page.locator("#denials tbody tr").first
+    expect(row).to_contain_text("again.example:1")
+    expect(row.locator("td").last).to_have_text("2")
+    row.evaluate("(row) => { row.mine = row.firstChild.title; }")
+    times = 30
+    expect(row.locator("td").last).to_have_text("30")
+    title = row.evaluate("(row) => [row.mine, row.firstChild.title]")
+    assert title[0] and title[0] != title[1]
+
+
 class Unmeasured(FakeObservatory):
     """As `agentfw run --dashboard`: nobody has measured its memory, no VM was warmed ahead."""
 

@@ -1,7 +1,7 @@
 // The pool at a glance: six numbers, then models and denials, then the last ten minutes.
 
 import { Bars, Lines, thinned } from "./charts.js";
-import { el, keyed, setText } from "./dom.js";
+import { el, keyed, setAttribute, setText } from "./dom.js";
 import { ago, bytes, clock, compact, count, duration, money, NONE, percent, rate } from "./format.js";
 import { hashOf } from "./route.js";
 import { store } from "./store.js";
@@ -235,10 +235,10 @@ export class Overview {
     this.noDenials.hidden = now.recent_denials.length > 0;
     this.denialTable.hidden = now.recent_denials.length === 0;
     const at = store.now();
-    keyed(this.denials, now.recent_denials, (each) => `${each.time} ${each.agent_id} ${each.destination.slice(0, 300)}`, (each) => {
+    keyed(this.denials, now.recent_denials, (each) => [each.agent_id, each.agent, each.destination, each.rule, each.plugin, each.reason].map((text) => text.slice(0, 300)).join("\n"), (each) => {
       const name = nameOf(each.agent, 60);
       const cells = [
-        el("td.nowrap", { title: clock(each.time) }),
+        el("td.nowrap", {}),
         el("td.long", {}, each.agent_id ? el("a.name", { href: hashOf("agents", { id: each.agent_id, tab: "denials" }) }, name) : name),
         el("td.mono.long", {}, el("bdi", {}, harmless(each.destination, 120))),
         el("td.mono.long", {}, harmless(each.rule, 120)),
@@ -249,6 +249,7 @@ export class Overview {
       return el("tr", {}, ...cells);
     }, (row, each) => {
       setText(row.firstChild, ago(each.time, at));
+      setAttribute(row.firstChild, "title", clock(each.time));
       setText(row.lastChild, count(each.count));
     });
   }

@@ -143,7 +143,7 @@ export function denials() {
     label: "Denials",
     empty: "It was denied nothing",
     sort: "time",
-    key: (each) => `${each.time} ${each.destination.slice(0, 500)}`,
+    key: (each) => `${each.destination.slice(0, 500)} ${each.rule.slice(0, 300)}`,
     columns: [
       { key: "time", label: "When", get: (each) => each.time, fill: (cell, each) => setText(cell, clock(each.time)), numeric: true },
       text("destination", "Destination", 160, true),
