@@ -124,7 +124,8 @@ def bad(hook: str, body: Callable[[], Any], asynchronous: bool) -> object:
             await asyncio.sleep(0)
             return body()
 
-        function: Any = implementation
+        # one that is `async` itself is loaded only where somebody awaits it
+        function: Any = implementation if hook in AWAITED else lambda self: implementation(self)
     else:
         function = lambda self: body()  # noqa: E731
     function.__qualname__ = f"Bad.{hook}"  # pluggy looks there for whether there is a `self`

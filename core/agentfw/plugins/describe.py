@@ -7,7 +7,7 @@ import inspect
 import itertools
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,10 @@ from .. import hookspecs
 from ..config import is_path
 from ..config_words import type_name
 from ..errors import PluginError
+from ..texts import why
 from .discovery import DEFAULT, available
-from .limits import hook_names
-from .loading import check_hooks, plugin_class
+from .fitting import Implementation, check_fit
+from .loading import plugin_class
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,12 @@ class Description:
 def describe(given: str) -> Description:
     """An installed plugin's name or a file. UnknownPlugin; PluginError if it cannot be loaded or does not fit."""
     name, kind = plugin_class(given)
-    check_hooks(name, kind)
+    try:
+        implementations = check_fit(name, kind)
+    except PluginError:
+        raise
+    except Exception as error:  # whatever its attributes raise when they are looked at
+        raise PluginError(f"plugin `{name}` does not fit: {why(error)}") from error
     info = None if is_path(given) else available()[given]
     config_type: type[msgspec.Struct] | None = getattr(kind, "config_type", None)
     module = sys.modules.get(info.value.partition(":")[0]) if info else inspect.getmodule(kind)
@@ -78,23 +84,20 @@ def describe(given: str) -> Description:
         default=info is not None and given in DEFAULT,
         api=str(getattr(kind, "api", None) or hookspecs.API_VERSION.partition(".")[0]),
         doc=doc,
-        hooks=tuple(_hooks(kind)),
+        hooks=tuple(_hooks(implementations)),
         keys=() if config_type is None else tuple(_keys(given, config_type, {})),
         configurable=config_type is not None,
         reloads=hasattr(kind, "reconfigure"),
     )
 
 
-def _hooks(kind: type) -> Iterator[HookUse]:
-    known = hook_names()
-    for name in (name for name in vars(hookspecs) if name in known):
-        function = inspect.getattr_static(kind, name, None)
-        marks = getattr(function, "agentfw_impl", None)
-        if marks:
-            order = "first" if marks.get("tryfirst") else "last" if marks.get("trylast") else ""
-            if name == "stop":  # they are called in opposite order
+def _hooks(implementations: Sequence[Implementation]) -> Iterator[HookUse]:
+    for hook in vars(hookspecs):  # in the order of their specifications
+        for each in (each for each in implementations if each.hook == hook):
+            order = "first" if each.marks.get("tryfirst") else "last" if each.marks.get("trylast") else ""
+            if hook == "stop":  # they are called in opposite order
                 order = {"first": "last", "last": "first"}.get(order, "")
-            yield HookUse(name, order, inspect.iscoroutinefunction(function))
+            yield HookUse(hook, order, inspect.iscoroutinefunction(each.function))
 
 
 def _keys(plugin: str, kind: type[msgspec.Struct], seen: dict[type, str], prefix: str = "") -> Iterator[Key]:

@@ -18,6 +18,7 @@ from ..config import is_path
 from ..errors import AgentfwError, ConfigError, PluginError
 from ..texts import why
 from .discovery import available, chosen_plugins, entry_point, plugin_name, pool_plugins
+from .fitting import check_beside
 from .manager import PluginManager
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ def _checked(given: str, own: bool, module: object) -> tuple[str, type[Any]]:
         raise PluginError(f"plugin `{given}` may not be called `{name}`: agentfw uses that name itself")
     if name != given and not own and not is_path(given) and name in available():
         raise PluginError(f"plugin `{given}` calls itself `{name}`, which is another plugin's name")
+    if isinstance(module, ModuleType):
+        check_beside(name, module, found)
     check_api(given, getattr(found, "api", None))
     return name, found
 
@@ -93,14 +96,6 @@ def check_api(plugin: str, wanted: object) -> None:
         raise PluginError(f"plugin `{plugin}` is for hook API {wanted}, this agentfw has {has}: another major version")
     if int(match[2] or 0) > minor:
         raise PluginError(f"plugin `{plugin}` needs hook API {wanted} or newer, this agentfw has {has}: update agentfw")
-
-
-def check_hooks(plugin: str, kind: type) -> None:
-    """PluginError unless all hooks of this class exist, with the arguments they have there. (An instance is checked again, by
-    `PluginManager.compile()`.)"""
-    manager = PluginManager()
-    manager.add(plugin, kind)
-    manager.compile()
 
 
 def make_plugin(given: str, config: Config) -> tuple[str, object]:

@@ -37,7 +37,7 @@ from . import tracing
 from .calling import Call, Tracer, tell
 from .discovery import available
 from .failures import FailureLog
-from .fitting import TELLING, check_fit, telling_hooks
+from .fitting import TELLING, Registry, telling_hooks
 from .limits import Limits, hook_names
 from .news import Later
 from .reloading import Prepared
@@ -70,8 +70,7 @@ class PluginManager:
         self.config = config or Config()
         self.chosen_by: Callable[[Config], tuple[str, ...]] | None = None
         """What says, of a configuration, which plugins there shall be; None: whoever made this named them."""
-        self._pluggy = pluggy.PluginManager("agentfw")
-        self._pluggy.add_hookspecs(hookspecs)
+        self._pluggy = Registry()
         self._named: dict[str, object] = {}
         self._every: dict[str, tuple[Call, ...]] = dict.fromkeys(hook_names(), ())
         self._calls: dict[str, tuple[Call, ...]] = dict(self._every)
@@ -96,15 +95,8 @@ class PluginManager:
         """Check all hook implementations against the specifications and build the call lists. PluginError if one does not fit."""
         for name in [name for name, _ in self._pluggy.list_name_plugin()]:
             self._pluggy.unregister(name=name)
-        try:
-            for name, plugin in self._named.items():
-                check_fit(name, plugin)
-                self._pluggy.register(plugin, name)
-            self._pluggy.check_pending()
-        except PluginError:
-            raise
-        except Exception as error:  # also whatever a plugin's attributes raise when they are looked at
-            raise PluginError(f"plugin does not fit: {why(error)}") from error
+        for name, plugin in self._named.items():
+            self._pluggy.take(name, plugin)
         for hook in hook_names():
             caller = getattr(self._pluggy.hook, hook)
             found = sorted(caller.get_hookimpls(), key=self._place)
@@ -530,8 +522,6 @@ def _specified() -> tuple[str, ...]:
 
 
 def _compiled(hook: str, implementation: pluggy.HookImpl, argnames: Iterable[str]) -> Call:
-    if implementation.hookwrapper or implementation.wrapper:
-        raise PluginError(f"plugin `{implementation.plugin_name}`: hook wrappers are not supported")
     names = tuple(argnames)
     function = implementation.function
     if tuple(implementation.argnames) != names:
@@ -541,8 +531,6 @@ def _compiled(hook: str, implementation: pluggy.HookImpl, argnames: Iterable[str
 
 def _listed(name: str, plugin: object, attribute: str) -> frozenset[str]:
     """One that does not say it right wants all, and at once."""
-    if isinstance(plugin, type):  # which is only looked at
-        return frozenset()
     try:
         return telling_hooks(getattr(plugin, attribute, ()))
     except Exception as error:
