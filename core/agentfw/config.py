@@ -1,7 +1,8 @@
 """agentfw.toml: one table for `agentfw run`, one for all plugins, one a plugin. Every mistake names key, file and line.
 
 The file is looked for from the working directory upward (or named with --config). Plugins declare a msgspec Struct
-(`config_type`) for their table; use ``forbid_unknown_fields=True`` in it. Values are not coerced: a number in quotes is text.
+(`config_type`) for their table; keys that it does not have are mistakes, also without ``forbid_unknown_fields=True``. Values are
+not coerced: a number in quotes is text.
 """
 
 from __future__ import annotations
@@ -123,11 +124,14 @@ class Config:
         try:
             found = msgspec.convert(table, kind)
             beside = getattr(found, "beside", None)
-            return found if beside is None or self.file is None else beside(self.file.parent)
+            placed = found if beside is None or self.file is None else beside(self.file.parent)
         except msgspec.ValidationError as error:
             raise self._explain(name, kind, table, error) from None
         except ConfigError as error:  # from a __post_init__
             raise self.located(name, error) from None
+        if (ignored := _ignored(table, found)) is not None:
+            raise self._unknown(name, kind, ignored)
+        return placed
 
     def with_keys(self, name: str, keys: Mapping[str, Any]) -> Config:
         """The same file with other values of these keys of the table `[name]`."""
@@ -182,13 +186,19 @@ class Config:
         places = _narrowed(table, kind, str(error))
         unknown = _UNKNOWN.match(str(error))
         if unknown:
-            path = [*_steps(unknown["path"] or "", places), unknown["field"]]
-            message, hint = config_words.unknown_key(kind, path[:-1], unknown["field"])
-        else:
-            match = _AT.match(str(error))
-            assert match is not None
-            path = _steps(match["path"] or "", places)
-            message, hint = config_words.wrong_value(kind, path, _at(table, path), match["what"])
+            return self._unknown(name, kind, [*_steps(unknown["path"] or "", places), unknown["field"]])
+        match = _AT.match(str(error))
+        assert match is not None
+        path = _steps(match["path"] or "", places)
+        message, hint = config_words.wrong_value(kind, path, _at(table, path), match["what"])
+        found = self.error(".".join(map(str, [name, *path])), message)
+        found.hint = hint
+        return found
+
+    def _unknown(self, name: str, kind: type[Table], path: list[str | int]) -> ConfigError:
+        from . import config_words
+
+        message, hint = config_words.unknown_key(kind, path[:-1], str(path[-1]))
         found = self.error(".".join(map(str, [name, *path])), message)
         found.hint = hint
         return found
@@ -217,6 +227,22 @@ def load_config(path: str | Path | None = None, directory: Path | None = None, *
     except UnicodeDecodeError as error:
         raise ConfigError("", f"not UTF-8: {error.reason}", file, data.count(b"\n", 0, error.start) + 1) from None
     return Config.parsed(text, file)
+
+
+def _ignored(table: Any, made: Any) -> list[str | int] | None:
+    """The way to a key that msgspec passed over, in a Struct without `forbid_unknown_fields`: what it means is not in force."""
+    inner: Iterable[tuple[str | int, Any, Any]] = ()
+    if isinstance(made, msgspec.Struct) and isinstance(table, dict):
+        fields = dict(zip(made.__struct_encode_fields__, made.__struct_fields__, strict=True))
+        strange = next((key for key in table if key not in fields and key != made.__struct_config__.tag_field), None)
+        if strange is not None:
+            return [strange]
+        inner = ((key, value, getattr(made, fields[key], None)) for key, value in table.items() if key in fields)
+    elif isinstance(made, (list, tuple)) and isinstance(table, list):
+        inner = ((i, *pair) for i, pair in enumerate(zip(table, made, strict=False)))
+    elif isinstance(made, dict) and isinstance(table, dict):
+        inner = ((key, value, made.get(key)) for key, value in table.items())
+    return next(([step, *way] for step, value, each in inner if (way := _ignored(value, each)) is not None), None)
 
 
 def _steps(path: str, places: list[str | int]) -> list[str | int]:

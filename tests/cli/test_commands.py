@@ -183,6 +183,23 @@ def test_doctor_outlives_plugins_that_fail(monkeypatch: pytest.MonkeyPatch, tmp_
     assert good == doctor.Check("good", "warn", str(tmp_path / "agentfw.toml"), "mend it")
 
 
+def test_doctor_names_what_would_not_be_called_and_what_nobody_reads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("class Plugin:\n    def allow(self): pass\n")
+    (tmp_path / "agentfw.toml").write_text("[run]\nplugins = ['./mine.py']\n[policy]\n[plugins.limits]\nmin.allow = 5\n")
+    monkeypatch.chdir(tmp_path)
+    first, second = doctor._plugins()
+    assert (first.status, first.hint) == ("warn", "put `@hookimpl` before `def allow`, or give it another name")
+    assert first.detail == "plugin `mine`: its method `allow` is named as a hook, but is none"
+    assert "agentfw.toml:5: plugins.limits.min: no such hook or plugin" in second.detail
+    (tmp_path / "mine.py").write_text("class Plugin: pass\n")
+    (tmp_path / "agentfw.toml").write_text("[run]\nplugins = ['./mine.py']\n[policy]\n[mine]\n")
+    (note,) = doctor._plugins()
+    assert (note.status, note.detail) == ("warn", "[policy] has no effect: `policy` is not among the plugins")
+    (tmp_path / "agentfw.toml").write_text("[run]\nplugins = ['./mine.py']\n[polcy]\n")
+    (unknown,) = doctor._plugins()
+    assert "polcy: unknown table" in unknown.detail and "policy" in unknown.hint
+
+
 def test_doctor_says_which_table_a_pool_would_not_start_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "agentfw.toml").write_text('[audit]\nevents = ["nonsense"]\n[dns]\nttl = 5\n[dashboard]\nlisten = ""\n')
     monkeypatch.chdir(tmp_path)

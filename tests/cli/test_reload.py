@@ -116,6 +116,9 @@ def test_what_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         assert await say("") == f"reloaded {file}: nothing changed\n"
         assert await say("[plugins]\nblocking = 1\n") == f"reloaded {file}: plugins changed\n"
         assert "[run] counts from the next start" in await say("[plugins]\nblocking = 1\n[run]\nmemory = '1G'\n")
+        note = "note: [policy] has no effect: `policy` is not among the plugins\n"
+        assert note in await say("[plugins]\nblocking = 1\n[policy]\n")
+        assert await say("[plugins]\nblocking = 1\n[policy]\n") == f"reloaded {file}: nothing changed\n", "it was said"
         assert f"{file}:2: plugins.blocking: must be" in await say("[plugins]\nblocking = -1\n")
         assert f"not reloaded, all stays as it was: {file}:1: not TOML" in await say("[plugins\n")
         file.unlink()

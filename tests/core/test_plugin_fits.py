@@ -387,3 +387,12 @@ def test_a_hook_is_shown_whatever_its_method_is_called(tmp_path: Path) -> None:
     )
     uses = describe(str(tmp_path / "mine.py")).hooks
     assert [(use.name, use.order, use.awaitable) for use in uses] == [("allow", "first", True), ("dial", "", False)]
+
+
+@pytest.mark.parametrize("form", ["async def", "def"])
+def test_a_check_of_the_guest_that_says_something_has_failed(form: str) -> None:
+    space: dict[str, Any] = {}
+    result = "raise RuntimeError" if form == "async def" else "return True"
+    exec(f"class Mine:\n    {form} check_guest(self, file, environment, sees): {result}\n", space)
+    with pytest.raises(PluginError, match=r"`mine` failed in check_guest\(\): returned (coroutine|bool)"):
+        manager(space["Mine"]()).check_guest(Config(), {}, lambda path: False)

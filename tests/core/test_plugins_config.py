@@ -14,7 +14,7 @@ import pytest
 from agentfw import Agent, ConfigError, Denied, Destination, ExitReport, hookimpl
 from agentfw.config import Config, load_config
 from agentfw.errors import HookError, PluginError, UnknownPlugin
-from agentfw.plugins import PluginManager, available, load_plugins
+from agentfw.plugins import PluginManager, available, load_plugins, without_effect
 from agentfw.testing import make_agent
 from agentfw_credentials import Config as CredentialsConfig
 
@@ -174,6 +174,55 @@ def test_tables_of_plugins_that_are_not_loaded_are_known(tmp_path: Path) -> None
     load_plugins(["policy"], load_config(write(tmp_path, "[native]\nttl = 5\n")))
     with pytest.raises(ConfigError, match="mine"):
         load_plugins(["policy"], load_config(write(tmp_path, "[mine]\n")))
+
+
+def test_tables_without_effect_are_named() -> None:
+    config = Config({"run": {}, "pool": {}, "plugins": {}, "policy": {}, "native": {}, "dashboard": {}, "credentials": {}})
+    assert without_effect(config, ["native"]) == [
+        "[policy] has no effect: `policy` is not among the plugins",
+        "[credentials] has no effect: `credentials` is not among the plugins",
+    ]
+
+
+class LaxRule(msgspec.Struct):
+    hosts: tuple[str, ...] = ()
+
+
+class LaxConfig(msgspec.Struct):
+    """Somebody else's, who has not thought of it."""
+
+    rule: tuple[LaxRule, ...] = ()
+    by_name: dict[str, LaxRule] = {}
+    one: LaxRule | None = None
+    named: str = msgspec.field(name="given", default="")
+    free: dict[str, str] = {}
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "hint"),
+    [
+        ("rul = []", "mine.rul", "did you mean `rule`?"),
+        ("zzz = 'a'", "mine.zzz", ""),
+        ("[[mine.rule]]\n[[mine.rule]]\nhots = ['a']", "mine.rule.1.hots", "did you mean `hosts`?"),
+        ("[mine.by_name.a]\nhots = ['a']", "mine.by_name.a.hots", "did you mean `hosts`?"),
+        ("one = { hots = ['a'] }", "mine.one.hots", "did you mean `hosts`?"),
+    ],
+)
+def test_a_key_that_a_plugin_would_pass_over_is_unknown(tmp_path: Path, text: str, key: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(write(tmp_path, f"[mine]\n{text}\n")).plugin("mine", LaxConfig)
+    assert (caught.value.key, caught.value.hint) == (key, hint) and "unknown key" in caught.value.message
+    good = "given = 'a'\nfree.x = 'y'\none.hosts = []\nby_name.a.hosts = ['a']\nrule = [{ hosts = ['a'] }, {}]"
+    assert load_config(write(tmp_path, f"[mine]\n{good}\n")).plugin("mine", LaxConfig).rule[0].hosts == ("a",)
+
+
+def test_the_table_of_a_plugin_has_the_name_that_it_gives_itself(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(MINE + "    name = 'yours'\n")
+    loaded = load_plugins([str(file)], load_config(write(tmp_path, "[yours]\nword = 'never'\n")))
+    assert getattr(loaded.get("yours"), "config").word == "never"  # noqa: B009
+    with pytest.raises(ConfigError, match=r"mine: this plugin calls itself `yours`: its table is \[yours\]"):
+        load_plugins([str(file)], load_config(write(tmp_path, "[mine]\nword = 'never'\n")))
 
 
 # -- loading

@@ -524,6 +524,7 @@ async def test_limits_take_effect() -> None:
         ("raise asyncio.CancelledError", "`odd` failed in `reconfigure`: CancelledError"),
         ("return None", "`odd` failed in `reconfigure`: returned NoneType"),
         ("return 5", "`odd` failed in `reconfigure`: returned int"),
+        ("return asyncio.sleep", "`odd` failed in `reconfigure`: returned an `async` function"),
     ],
 )
 @pytest.mark.parametrize("form", ["def", "async def"])
@@ -560,6 +561,18 @@ async def test_a_commit_that_fails_is_told_and_the_others_stand(raised: type[Bas
         await runtime.reload(Config({"gate": {"closed": ["x"]}, "liar": {"closed": ["x"]}}))
     assert gate.config.closed == ("x",) and gate.log == ["prepare", "commit", "reloaded"]
     assert runtime.config.tables["gate"] == {"closed": ["x"]}
+
+
+@async_test
+async def test_a_commit_that_only_promises_has_failed() -> None:
+    class Liar(Gate):
+        name = "liar"
+
+        def reconfigure(self, config: GateConfig) -> Callable[[], Any]:
+            return lambda: asyncio.sleep(0)
+
+    with pytest.raises(HookError, match="`liar` failed in `reconfigure`: TypeError after it had agreed"):
+        await make_runtime(Liar()).reload(Config({"liar": {"closed": ["x"]}}))
 
 
 @async_test

@@ -153,3 +153,20 @@ async def test_bounds_of_what_is_kept_change_with_it() -> None:
         assert (await router.describe()).done == 5
     finally:
         await router.close()
+
+
+@pool_test
+async def test_a_table_that_nobody_reads_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    router = routed(tmp_path, local=True)
+    note = "[%s] has no effect: `%s` is not among the plugins"
+    (tmp_path / "agentfw.toml").write_text(TEXT % ("one", "[policy]"))
+    router.config = router._load()
+    try:
+        await router.start()
+        assert caplog.messages.count(note % ("policy", "policy")) == 1
+        (tmp_path / "agentfw.toml").write_text(TEXT % ("two", "[policy]\n[native]"))
+        assert await router.reload() == ["watcher"]
+        assert caplog.messages.count(note % ("policy", "policy")) == 1, "it was said"
+        assert caplog.messages.count(note % ("native", "native")) == 1
+    finally:
+        await router.close()

@@ -232,13 +232,15 @@ def _cache() -> Iterator[Check]:
 
 
 def _plugins() -> Iterator[Check]:
-    """Whether plugins of a pool here are configured, and what they find of this machine: their classes' `check_machine(config)`
-    gives status, text and hint."""
+    """Whether plugins of a pool here are configured, and all that is configured is of one of them; and what they find of this
+    machine: their classes' `check_machine(config)` gives status, text and hint."""
     import msgspec
 
     from ..config import load_config
     from ..errors import AgentfwError
-    from ..plugins import pool_plugins
+    from ..plugins import available, plugin_name, pool_plugins, without_effect
+    from ..plugins.fitting import Registry
+    from ..plugins.limits import Limits
     from ..plugins.loading import make_plugin
     from ..texts import why
 
@@ -248,10 +250,12 @@ def _plugins() -> Iterator[Check]:
     except AgentfwError as error:
         yield Check("configuration", "warn", str(error), getattr(error, "hint", ""))
         return
+    names = []
     for given in chosen:
-        name = given
+        name = plugin_name(given)
         try:
             name, plugin = make_plugin(given, config)
+            Registry().take(name, plugin)
             check = getattr(plugin, "check_machine", None)
             for status, detail, hint in check(config) if check is not None else ():
                 yield msgspec.convert({"name": name, "status": status, "detail": detail, "hint": hint}, Check)
@@ -259,6 +263,15 @@ def _plugins() -> Iterator[Check]:
             yield Check("configuration", "warn", str(error), getattr(error, "hint", ""))
         except (Exception, SystemExit) as error:  # anybody's code
             yield Check(name, "warn", f"the plugin failed in check_machine(): {why(error)}")
+        names.append(name)
+    try:
+        config.check_tables({*available(), *names})
+        Limits(config, names)
+    except AgentfwError as error:
+        yield Check("configuration", "warn", str(error), getattr(error, "hint", ""))
+    else:
+        for note in without_effect(config, names):
+            yield Check("configuration", "warn", note, "name it in `[run] plugins`, or take the table out")
 
 
 @click.command(short_help="Check whether this machine can run agents.")

@@ -69,6 +69,10 @@ class Reloads:
             await self._reload()
 
     async def _reload(self) -> None:
+        from ..plugins import without_effect
+
+        names = self._runtime.plugins.names
+        before = without_effect(self._runtime.config, names)
         try:
             try:
                 config = self._load()
@@ -87,3 +91,6 @@ class Reloads:
                 ended = f"; open connections ended: {done.flows_cut}" if done.flows_cut else ""
                 later = "; [run] counts from the next start" if done.run_changed else ""
                 say(f"reloaded {config.file or 'without a file'}: {', '.join(done.tables) or 'nothing'} changed{ended}{later}")
+                for note in without_effect(config, names):
+                    if note not in before:
+                        say(f"note: {note}")

@@ -314,8 +314,8 @@ def _with_loop(options: Options, program: Sequence[str]) -> int:
 async def _run(options: Options, program: Sequence[str], strace: Strace | None) -> tuple[int, str | None]:
     """Exit status, and the document of `--json`."""
     from ..fleet import Fleet
-    from ..plugins import load_plugins
-    from ..plugins.discovery import WITH_TABLE
+    from ..plugins import load_plugins, without_effect
+    from ..plugins.discovery import WITHOUT_POLICY
     from ..plugins.tracing import to_stderr
     from ..runtime import Runtime
 
@@ -327,10 +327,8 @@ async def _run(options: Options, program: Sequence[str], strace: Strace | None) 
     manager.check_guest(options.config, job.env, template.view.shows)
     if not options.quiet:
         if options.plugins and "policy" not in options.plugins:
-            notes = [*notes, "without the `policy` plugin agents may talk to every public address that the other plugins reach"]
-        unused = [name for name in ("policy", *WITH_TABLE) if name in options.config.tables and manager.get(name) is None]
-        notes = [*notes, *(f"[{name}] has no effect: `{name}` is not among the plugins" for name in unused)]
-        for note in notes:
+            notes = [*notes, WITHOUT_POLICY]
+        for note in [*notes, *without_effect(options.config, manager.names)]:
             say(f"note: {note}")
     runtime = Runtime(loop, manager, options.config)
     fleet = Fleet(

@@ -224,12 +224,15 @@ class _Process:
         await api.listen_unix(place.bind())
 
     async def _tell(self, router: Router, place: SocketPlace) -> None:
+        from ..plugins.discovery import WITHOUT_POLICY
         from .pool import ready_line
 
         info = await router.describe()
         served = router.runtime.plugins.served_at() if router.runtime is not None else {}
         document = {"version": 1, "pid": os.getpid(), "socket": str(place.path), "workers": len(info.workers), "served": served}
         if not self._service.quiet:
+            if self._service.plugins and "policy" not in self._service.plugins:
+                say(f"note: {WITHOUT_POLICY}")
             say(ready_line(info, place.path, time.monotonic() - self._began))
             for name, url in served.items():
                 say(f"{name} at {url} (`agentfw {name}` opens it)")

@@ -15,18 +15,18 @@ A plugin is a module (named by an entry point of group ``agentfw.plugins``, or a
     def check_guest(self, file, environment, sees): ...     # ConfigError if the agents, with these variables and seeing the files
                                                 # that `sees` says, could read what they must not; `file`: agentfw.toml or None
 
-and implements hooks of `agentfw.hookspecs` with `agentfw.hookimpl`. What is meant as a hook and would not be called is an error at
-start.
+and implements hooks of `agentfw.hookspecs` with `agentfw.hookimpl`. What is meant as a hook and would never be called is an
+error at start.
 
-`discovery` says which plugins there are, `loading` makes them, `fitting` which hooks they implement, `manager` has one typed method
-a hook (nothing else in the core touches pluggy), `calling` is one implementation called once: its time limit, its counters, its errors; `failures` what the log is
-told of these; `limits` is the operator's table [plugins], `reloading` another agentfw.toml for plugins that run, `tracing` a line
-for each call, `watchdog` names who does not return.
+`discovery` says which plugins there are, `loading` makes them, `fitting` says which hooks they implement, `manager` has one typed
+method a hook (nothing else in the core calls one), `calling` is one implementation called once: its time limit, its counters, its
+errors; `failures` what the log is told of these; `limits` is the operator's table [plugins], `reloading` another agentfw.toml for
+plugins that run, `tracing` a line for each call, `watchdog` names who does not return.
 
 To add a hook: its specification in `hookspecs`, and a method in `manager`.
 """
 
-from .discovery import DEFAULT, GROUP, PluginInfo, available, chosen_plugins, plugin_name, pool_plugins
+from .discovery import DEFAULT, GROUP, PluginInfo, available, chosen_plugins, plugin_name, pool_plugins, without_effect
 from .loading import RESERVED, load_plugins, make_plugin
 from .manager import PluginManager
 
@@ -42,4 +42,5 @@ __all__ = [
     "make_plugin",
     "plugin_name",
     "pool_plugins",
+    "without_effect",
 ]

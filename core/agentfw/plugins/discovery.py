@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import logging
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import importlib_metadata
 
-from ..config import is_path
+from ..config import OWN_TABLES, is_path
 from ..errors import PluginError, UnknownPlugin
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ WITH_TABLE = ("inspect", "audit", "capture", "otel")
 """These are used besides when agentfw.toml has their table."""
 IN_POOLS = ("inspect", "dashboard")
 """These are used besides in a pool that is a service (`agentfw pool start`)."""
+WITHOUT_POLICY = "without the `policy` plugin agents may talk to every public address that the other plugins reach"
 OWN = "agentfw"
 """The distribution whose plugins keep their names, whatever else is installed."""
 
@@ -47,6 +49,13 @@ def _chosen(config: Config, more: set[str]) -> tuple[str, ...]:
     if config.run.plugins is not None:
         return config.run.plugins
     return (*DEFAULT, *(name for name in dict.fromkeys((*WITH_TABLE, *IN_POOLS)) if name in more))
+
+
+def without_effect(config: Config, names: Collection[str]) -> list[str]:
+    """What operators are told of tables whose plugins are not among `names`. Not of those that only pools use: one file may be
+    that of pools and of `agentfw run`."""
+    ours = {*OWN_TABLES, *names, *(name for name in IN_POOLS if name not in WITH_TABLE)}
+    return [f"[{name}] has no effect: `{name}` is not among the plugins" for name in config.tables if name not in ours]
 
 
 @dataclass(frozen=True, slots=True)

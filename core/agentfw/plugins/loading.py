@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -37,9 +37,8 @@ def load_plugins(names: Sequence[str], config: Config) -> PluginManager:
     Raises UnknownPlugin, PluginError (it does not import, has no class Plugin, misspelt a hook) and ConfigError.
     """
     manager = PluginManager(config)
-    config.check_tables({*available(), *(plugin_name(name) for name in names)})
-    for name in names:
-        manager.add(*make_plugin(name, config))
+    for name, plugin in made_plugins(names, config):
+        manager.add(name, plugin)
     manager.compile()
     manager.chosen_by = next((choose for choose in (chosen_plugins, pool_plugins) if tuple(names) == choose(config)), None)
     return manager
@@ -98,9 +97,25 @@ def check_api(plugin: str, wanted: object) -> None:
         raise PluginError(f"plugin `{plugin}` needs hook API {wanted} or newer, this agentfw has {has}: update agentfw")
 
 
+def made_plugins(given: Sequence[str], config: Config) -> Iterator[tuple[str, object]]:
+    """`make_plugin()` for each; before it, that all tables of the file are somebody's."""
+    classes = [(each, *plugin_class(each)) for each in given]
+    names = {name for _, name, _ in classes}
+    config.check_tables({*available(), *names, *map(plugin_name, given)})
+    for each, name, _ in classes:
+        if plugin_name(each) not in names and plugin_name(each) in config.tables:  # nobody would ever look at it
+            raise config.error(plugin_name(each), f"this plugin calls itself `{name}`: its table is [{name}]")
+    for each, name, kind in classes:
+        yield name, _configured(each, name, kind, config)
+
+
 def make_plugin(given: str, config: Config) -> tuple[str, object]:
     """Import and configure one: its name and the instance. Raises as `load_plugins()` does."""
     name, kind = plugin_class(given)
+    return name, _configured(given, name, kind, config)
+
+
+def _configured(given: str, name: str, kind: type[Any], config: Config) -> object:
     config_type: type[msgspec.Struct] | None = getattr(kind, "config_type", None)
     if config_type is not None and not (inspect.isclass(config_type) and issubclass(config_type, msgspec.Struct)):
         raise PluginError(f"plugin `{given}` has a bad config_type: it must be a class derived from msgspec.Struct")
@@ -108,7 +123,7 @@ def make_plugin(given: str, config: Config) -> tuple[str, object]:
         raise config.error(name, "this plugin has no configuration")
     given_table = () if config_type is None else (config.plugin(name, config_type),)
     try:
-        return name, kind(*given_table)
+        return kind(*given_table)
     except ConfigError as error:
         if error.file is None and config_type is not None:  # raised by __init__ about a key of its table
             raise config.located(name, error) from None

@@ -19,6 +19,7 @@ All that a hook may do wrong is seen to there.
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import operator
 from collections.abc import Callable, Iterable, Mapping
@@ -403,8 +404,11 @@ class PluginManager:
         for name, plugin in self._named.items():
             try:
                 check = getattr(plugin, "check_guest", None)
-                if check is not None:
-                    check(config.file, environment, sees)
+                said = None if check is None else check(config.file, environment, sees)
+                if said is not None:  # if it is a coroutine, it has looked at nothing
+                    if inspect.iscoroutine(said):
+                        said.close()
+                    raise PluginError(f"plugin `{name}` failed in check_guest(): returned {type(said).__name__}")
             except ConfigError as error:
                 raise config.located(name, error) from None
             except AgentfwError:

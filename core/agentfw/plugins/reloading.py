@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("agentfw.plugins")
 
-Commit = Callable[[], None]
+Commit = Callable[[], object]
 
 
 class Prepared:
@@ -66,6 +66,8 @@ class Prepared:
             if inspect.iscoroutine(commit):
                 commit.close()
             raise PluginError(f"plugin `{name}` failed in `reconfigure`: returned {type(commit).__name__}, nothing to call")
+        if inspect.iscoroutinefunction(commit):
+            raise PluginError(f"plugin `{name}` failed in `reconfigure`: returned an `async` function: nothing in it would run")
         return commit  # type: ignore[no-any-return]
 
     def commit(self) -> None:
@@ -74,7 +76,7 @@ class Prepared:
         self._manager.later.deliver()  # what happened before, while all is as it was
         for name, commit in self._commits:
             try:
-                commit()
+                _done(commit())
             except BaseException as error:  # whatever it is, half of a configuration would be worse
                 log.error("plugin `%s` failed amid a reload", name, exc_info=error)
                 failed = HookError(
@@ -87,3 +89,11 @@ class Prepared:
         self._manager.arrange()
         if failure is not None:
             raise failure
+
+
+def _done(result: object) -> None:
+    """TypeError if the commit has only promised to do it."""
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise TypeError(type(result).__name__)

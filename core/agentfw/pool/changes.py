@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from ..config import Config
 from ..errors import AgentfwError, ConfigError
-from ..plugins import PluginManager
+from ..plugins import PluginManager, without_effect
 from .config import PoolConfig
 from .jobs import PoolError
 
 AT_START = ("workers", "socket", "listen")
 """Keys of [pool] that count from the next start on."""
+
+log = logging.getLogger("agentfw.pool")
 
 
 def read_again(load: Callable[[], Config], before: PoolConfig, workers: int, plugins: PluginManager) -> tuple[Config, PoolConfig]:
@@ -25,6 +28,8 @@ def read_again(load: Callable[[], Config], before: PoolConfig, workers: int, plu
         if pool.size < workers:
             raise config.error("pool.size", f"fewer VMs than the {workers} workers needs a restart of the pool")
         plugins.check(config)
+        for note in set(without_effect(config, plugins.names)) - set(without_effect(plugins.config, plugins.names)):
+            log.warning("%s", note)
     except ConfigError as error:
         raise PoolError("bad_config", str(error), error.hint) from None
     except AgentfwError as error:

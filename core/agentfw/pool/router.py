@@ -27,7 +27,7 @@ import msgspec
 from ..config import Config
 from ..errors import AgentfwError
 from ..metrics.catalog import STATES
-from ..plugins import load_plugins
+from ..plugins import load_plugins, without_effect
 from ..runtime import Runtime
 from . import authority, changes, dealing, templates
 from .book import Book, Entry
@@ -127,6 +127,8 @@ class Router:
         """Returns when all workers are ready. PoolError, ConfigError and what else the plugins raise; then nothing is left."""
         try:
             manager = load_plugins(self._plugins, self.config)
+            for note in without_effect(self.config, manager.names):
+                log.warning("%s", note)
             runtime = Runtime(asyncio.get_running_loop(), manager, self.config)
             runtime.pool = authority.RouterLink(self, lambda: self.workers)
             runtime.keep_from_agents("control API", self._listeners)
