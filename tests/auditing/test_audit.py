@@ -20,6 +20,7 @@ from agentfw.reports import AuditEvent
 from agentfw.runtime import Runtime
 from agentfw.testing import make_agent
 from agentfw_audit import Config, Plugin, shares, writer
+from agentfw_audit.config import Kind
 from agentfw_audit.writer import LogFile, Writer
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -451,6 +452,22 @@ def test_not_where_agents_look(tmp_path: Path) -> None:
     assert caught.value.key == "audit.file" and str(seen) in caught.value.message and caught.value.hint
     manager.check_guest(file, {}, lambda path: path.is_relative_to(tmp_path / "other"))
     assert not (seen / "audit.jsonl").exists()
+
+
+def test_a_log_of_nothing_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"audit\.events: expected list of length >= 1"):
+        load_plugins(["audit"], load_config(config(tmp_path, '[audit]\nfile = "audit.jsonl"\nevents = []\n')))
+
+
+@pytest.mark.parametrize(("events", "told"), [(("model_calls",), True), (("exits",), False), (None, False)])
+@async_test
+async def test_model_calls_that_nobody_tells_of(
+    tmp_path: Path, events: tuple[Kind, ...] | None, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = str(tmp_path / "audit.jsonl")
+    async with running(Plugin(Config(file) if events is None else Config(file, events))):
+        pass
+    assert ("[audit]: `model_calls` are written only if `inspect` is among the plugins" in caplog.messages) == told
 
 
 def test_not_through_a_link_into_where_agents_look(tmp_path: Path) -> None:

@@ -442,7 +442,8 @@ def test_where_agents_look_nothing_is_written(tmp_path: Path) -> None:
     assert caught.value.hint.endswith("`--har ../NAME.har`, say")
 
 
-@pytest.mark.parametrize("table", ['directory = "a"\nfile = "b"', "body_bytes = -1", "max_bytes = 1", 'directory = "a\\u0000"'])
+@pytest.mark.parametrize("table", ['directory = "a"\nfile = "b"', "body_bytes = -1", "max_bytes = 1", 'directory = "a\\u0000"',
+                                   'labels = { team = "red" }'])  # fmt: skip
 def test_mistakes_in_the_table(tmp_path: Path, table: str) -> None:
     (tmp_path / "agentfw.toml").write_text(f"[capture]\n{table}\n")
     with pytest.raises(ConfigError):

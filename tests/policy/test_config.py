@@ -29,7 +29,7 @@ def mostly(good: list[Any], bad: list[Any]) -> Any:
 sizes = mostly([0, 1, "1K", "2g", "none"], [-1, 10**30, "", "1.5", "T", "99999999999999999T"])
 numbers = mostly([0, 1, 7, "none"], [-1, 10**30])
 rates = mostly([0.5, 7.0, "none"], [0.0, 5e-324, 1e300, -1.0, float("inf")])
-labels = st.dictionaries(st.sampled_from(["team", "policy", ""]), st.sampled_from(["red", ["red", "blue"], []]), max_size=2)
+labels = st.dictionaries(st.sampled_from(["team", "policy", ""]), st.sampled_from(["red", ["red", "blue"]]), max_size=2)
 limits = st.fixed_dictionaries(
     {},
     optional={
@@ -45,12 +45,14 @@ rule = st.fixed_dictionaries(
         "raw": st.booleans(),
         "upgrade": st.booleans(),
         "name": st.sampled_from(["", "n", "\x1b[31m"]),
-        "host": hosts,
-        "hosts": st.lists(hosts, max_size=3),
-        "port": mostly([1, "80", "1-65535", ""], [0, "9-1", "x"]),
-        "ports": st.lists(mostly([443, "80-90"], [-1]), max_size=2),
-        "methods": st.lists(mostly(["GET", "PUT", "A-B"], ["get", "", "\0"]), max_size=2),
-        "paths": st.lists(mostly(["/", "/a", "/a/", "/caf\u00e9", "/*"], ["", "/../", "/%2e", "/ "]), max_size=2),
+        "host": hosts.filter(bool),
+        "hosts": st.lists(hosts, min_size=1, max_size=3),
+        "port": mostly([1, "80", "1-65535"], [0, "9-1", "x"]),
+        "ports": st.lists(mostly([443, "80-90"], [-1]), min_size=1, max_size=2),
+        "methods": st.lists(mostly(["GET", "PUT", "A-B"], ["get", "", "\0"]), min_size=1, max_size=2),
+        "paths": st.lists(
+            mostly(["/", "/a", "/a/", "/caf\u00e9", "/%2A"], ["", "/*", "/../", "/%2e", "/ "]), min_size=1, max_size=2
+        ),
         "labels": labels,
         "mode": st.sampled_from(["report", "enforce"]),
         "own_tls": st.sampled_from(["passthrough", "intercept", "deny"]),
@@ -73,7 +75,7 @@ profile = st.fixed_dictionaries(
     optional={
         **common,
         "labels": labels,
-        "agents": st.lists(st.sampled_from(["*", "test", "[", ""]), max_size=2),
+        "agents": st.lists(st.sampled_from(["*", "test", "[", ""]), min_size=1, max_size=2),
         "extends": mostly(["default", "b", []], ["a", ["a", "b"], "nobody"]),
     },
 )
@@ -126,3 +128,40 @@ def test_any_table(table: dict[str, Any], targets: list[str]) -> None:
 def test_wrong_types_and_keys(table: Any) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(table, Config)
+
+
+@pytest.mark.parametrize("action", ["allow", "deny"])
+@pytest.mark.parametrize(
+    "rule",
+    [{"host": ""}, {"hosts": []}, {"port": ""}, {"ports": []}, {"methods": []}, {"paths": []}, {"labels": {"team": []}}],
+)
+def test_what_is_empty_allows_nobody_all(action: str, rule: Any) -> None:
+    """To a program that writes rules an empty list is nobody; without it, the rule would be for everybody."""
+    with pytest.raises(msgspec.ValidationError, match="length >= 1"):
+        msgspec.convert({"rule": [{"action": action, **rule}]}, Config)
+
+
+@pytest.mark.parametrize("profile", [{"agents": []}, {"labels": {"team": []}}])
+def test_a_profile_for_nobody_is_a_mistake(profile: Any) -> None:
+    with pytest.raises(msgspec.ValidationError, match="length >= 1"):
+        msgspec.convert({"profile": {"red": profile}}, Config)
+
+
+@pytest.mark.parametrize("path", ["/admin/*", "/admin/**", "/adm*"])
+def test_a_star_in_a_path_is_no_pattern(path: str) -> None:
+    """The rule would deny nothing but a path with a star in it."""
+    with pytest.raises(ConfigError, match="`\\*` is nothing special"):
+        Plugin(msgspec.convert({"rule": [{"action": "deny", "host": "a.example", "paths": [path]}]}, Config))
+    Plugin(msgspec.convert({"rule": [{"action": "deny", "host": "a.example", "paths": [path.replace("*", "%2A")]}]}, Config))
+
+
+def test_a_star_in_a_label_is_told() -> None:
+    table = {
+        "rule": [{"action": "deny", "host": "a.example", "labels": {"team": "r*"}}],
+        "profile": {"red": {"allow": ["a.example"], "labels": {"team": ["red", "r*"]}}},
+    }
+    notes = lint(Plugin(msgspec.convert(table, Config))._policy)
+    assert [note.key for note in notes if "`*` is nothing special there" in note.text] == [
+        "rule.0.labels.team",
+        "profile.red.labels.team",
+    ]

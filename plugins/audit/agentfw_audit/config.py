@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 from agentfw import ConfigError
@@ -16,7 +16,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     file: str
     """Where JSON lines go, relative to agentfw.toml; mode 0600, and nowhere that agents see."""
-    events: tuple[Kind, ...] = DEFAULT
+    events: Annotated[tuple[Kind, ...], msgspec.Meta(min_length=1)] = DEFAULT
     """What is written: `"events"` (refusals, failures of plugins, reloads, budgets), `"decisions"` (permitted and refused, by
     which rule), `"exchanges"` (HTTP requests), `"flows"` (sockets), `"model_calls"` (needs `inspect`), `"exits"`, `"jobs"` (of a
     pool: from submission to end, and who had a hand in it), `"questions"` (DNS, with the answers). Default: all but the last."""

@@ -16,7 +16,7 @@ from agentfw.runtime import Runtime
 
 from . import decisions
 from .answers import addresses
-from .config import Config
+from .config import DEFAULT, Config
 from .decisions import Decisions
 from .lines import (
     DecisionLine,
@@ -126,6 +126,8 @@ class Plugin:
             raise runtime.config.error(f"{self.name}.{error.key}", error.message) from None
         self._out = Outgoing(self._config, self._writer, runtime.plugins, runtime.loop)
         self._tell_again(runtime.loop)
+        if "model_calls" in self._wanted and self._config.events != DEFAULT and runtime.plugins.get("inspect") is None:
+            log.warning("[audit]: `model_calls` are written only if `inspect` is among the plugins")
 
     def _tell_again(self, loop: asyncio.AbstractEventLoop) -> None:
         self._decisions.tell()

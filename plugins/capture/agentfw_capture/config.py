@@ -31,3 +31,5 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
                 raise ConfigError(name, "must be a path")
         if self.directory and self.file:
             raise ConfigError("file", "a file for all, or a directory with a file for each")
+        if self.labels and not (self.directory or self.file):
+            raise ConfigError("labels", "nobody is captured without a `directory`")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -12,6 +12,10 @@ Mode = Literal["enforce", "report"]
 OwnTls = Literal["passthrough", "intercept", "deny"]
 NONE = "none"
 """Of a limit: there is none, whatever is inherited."""
+Word = Annotated[str, msgspec.Meta(min_length=1)]
+Words = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+"""What narrows a rule is left out if it narrows nothing: an empty list, which somebody's program wrote perhaps, would allow all
+where nobody was meant, and one of labels would deny nobody."""
 
 
 class LimitsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -38,25 +42,25 @@ class LimitsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
 
 
 class RuleConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """One [[policy.rule]]. What is left out does not narrow it."""
+    """One [[policy.rule]]. What is left out does not narrow it; what is empty is a mistake."""
 
     action: Literal["allow", "deny"]
     """What becomes of what fits."""
     name: str = ""
     """What denials and logs call it."""
-    host: str = ""
+    host: Word = ""
     """A pattern as in `allow`; without `host` and `hosts`: every name and every address."""
-    hosts: tuple[str, ...] = ()
+    hosts: Words = ()
     """Several of them."""
-    port: int | str = ""
+    port: int | Word = ""
     """`443`, `"8000-8999"`."""
-    ports: tuple[int | str, ...] = ()
+    ports: Annotated[tuple[int | str, ...], msgspec.Meta(min_length=1)] = ()
     """Several of them."""
-    methods: tuple[str, ...] = ()
+    methods: Words = ()
     """`["GET", "HEAD"]`."""
-    paths: tuple[str, ...] = ()
-    """Prefixes by whole segments: `"/v1"` is `/v1` and `/v1/...`, not `/v10`; `"/v1/"` only what is below."""
-    labels: dict[str, str | tuple[str, ...]] = {}
+    paths: Words = ()
+    """Prefixes by whole segments: `"/v1"` is `/v1` and `/v1/...`, not `/v10`; `"/v1/"` only what is below. (No `*`.)"""
+    labels: dict[str, str | Words] = {}
     """Only for agents with these labels; a value or a list of them."""
     mode: Mode | None = None
     """As in [policy], for this rule; of an allow rule, for its limits and `own_tls`."""
@@ -105,9 +109,9 @@ class ProfileConfig(RulesConfig, forbid_unknown_fields=True, frozen=True, kw_onl
 
     extends: str | tuple[str, ...] = ()
     """A profile or a list of them, whose rules it has too; `"default"` is [policy] itself. At most 32 one by one."""
-    labels: dict[str, str | tuple[str, ...]] = {}
+    labels: dict[str, str | Words] = {}
     """For agents that have these labels; a value or a list of them."""
-    agents: tuple[str, ...] = ()
+    agents: Words = ()
     """And, if given, one of these names: `["agent-1", "worker-*"]`."""
 
 

@@ -54,6 +54,7 @@ def _of_rules(profile: Profile) -> Iterator[Note]:
     for rule in profile.rules:
         if not rule.key.startswith(own) or (own == "" and rule.key.startswith("profile.")):
             continue  # inherited: told where it is written
+        yield from _of_labels(rule.key, rule.title, rule.labels)
         if rule.action == "allow":
             stronger = denies.covering(rule)
             if stronger is not None and stronger.conditional:
@@ -88,6 +89,15 @@ def _has_literal(rule: Rule) -> bool:
     return any(pattern.of_address for pattern in rule.patterns)
 
 
+def _of_labels(key: str, title: str, labels: Mapping[str, tuple[str, ...]]) -> Iterator[Note]:
+    for name, values in labels.items():
+        for value in values:
+            if "*" in value:
+                yield Note(
+                    f"{key}.labels.{name}", f"{title}: only labels with the value `{value}` fit, `*` is nothing special there"
+                )
+
+
 def _of_settings(profile: Profile, policy: Policy) -> Iterator[Note]:
     where = "" if profile.name == DEFAULT else f"{profile.key}."
     title = "policy" if profile.name == DEFAULT else f"policy.{profile.key}"
@@ -99,6 +109,7 @@ def _of_settings(profile: Profile, policy: Policy) -> Iterator[Note]:
         yield Note(key, f'{title}.default: "allow": every name may be talked to, also those to which secrets could be sent')
     if not profile.rules and default == "deny" and profile.name != DEFAULT:
         yield Note(profile.key, f"{title}: allows nothing")
+    yield from _of_labels(profile.key, title, profile.labels)
     table = policy.config if profile.name == DEFAULT else policy.config.profile[profile.name]
     for i, text in enumerate(table.allow_addresses):
         network = ipaddress.ip_network(text, strict=False)

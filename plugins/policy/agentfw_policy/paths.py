@@ -79,6 +79,8 @@ def parse_prefix(text: str) -> str:
         raise ValueError("a path begins with `/`")
     if "?" in text or "#" in text:
         raise ValueError("a path has no query")
+    if "*" in text:
+        raise ValueError("`*` is nothing special: `/v1` is also all that is below it (write `%2A` for a star)")
     quoted = "".join(c if c.isascii() and c != " " else "".join(f"%{byte:02X}" for byte in c.encode()) for c in text)
     found = canonical_path(quoted)
     if found is None:
