@@ -471,6 +471,8 @@ def fixed() -> object:
         ("[plugins.limits]\nalow = 1", r":2: plugins.limits.alow: no such hook"),
         ("[plugins.limits]\nother.allow = 1", r":2: plugins.limits.other: no such hook or plugin"),
         ("[plugins.limits]\ngate.alow = 1", r":2: plugins.limits.gate.alow: no such hook"),
+        ("[plugins.limits]\ndial = 1", r":2: plugins.limits.dial: `dial` is never awaited"),
+        ("[plugins.limits]\ngate.exchange_end = 1", r":2: plugins.limits.gate.exchange_end: `exchange_end` is never awaited"),
         ("[plugins.limits]\nallow = 0", r":2: plugins.limits.allow: must be more than 0"),
         ("[plugins.limits]\nallow = inf", r":2: plugins.limits.allow: must be more than 0"),
         ("[plugins.limits]\nallow = nan", r":2: plugins.limits.allow: must be more than 0"),

@@ -37,7 +37,7 @@ from .support import AGENT, BASIC, HERE, INFO, KEY, KINDS, PLACEHOLDER, UNVERIFI
         ({"query": "a b"}, {}, "query"), ({"query": "a&b"}, {}, "query"),
         ({"env": "A-B"}, {}, "env"), ({"env": "A=B"}, {}, "env"),
         ({"path": "v1"}, {}, "path"), ({"path": "/v1/../x"}, {}, "path"), ({"path": "/v1?x"}, {}, "path"),
-        ({"path": "//v1"}, {}, "path"), ({"path": "/%2e"}, {}, "path"),
+        ({"path": "//v1"}, {}, "path"), ({"path": "/%2e"}, {}, "path"), ({"path": "/v1/*"}, {}, "path"),
         ({"basic": BASIC, "header": "x-key"}, {}, ""), ({"basic": BASIC, "value": KEY}, {}, "value"),
         ({"basic": BasicConfig("a:b", KEY)}, {}, "basic.user"), ({"basic": BasicConfig("user", "")}, {}, "basic.password"),
         ({"basic": BasicConfig("user", "${env:MISSING}")}, {}, "basic.password"),
@@ -50,6 +50,11 @@ def test_unusable_rules_are_refused_at_start(more: dict[str, Any], environment: 
         credentials(rule(host="other.example", header="x-key", value="${env:GOOD}"), rule(**more),
                     environment={"GOOD": "good-good-good", **environment})  # fmt: skip
     assert caught.value.key == f"rule.1.{key}".rstrip(".") and "0123456789" not in str(caught.value)
+
+
+def test_headers_that_no_request_has_are_refused_at_start() -> None:
+    with pytest.raises(ConfigError, match=r"key_headers\.1: not a header name"):
+        Plugin(Config(key_headers=("x-key", "a b")))
 
 
 @pytest.mark.parametrize(

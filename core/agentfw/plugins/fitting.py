@@ -21,6 +21,7 @@ from .. import hookspecs
 from ..errors import PluginError
 from ..hints import did_you_mean
 from ..texts import shown, why
+from .limits import awaited_hooks
 
 TELLING = frozenset({"audit", "decided", "dispatched", "exchange_end", "flow_end", "job_event", "model_call", "question_end"})
 """Hooks that decide nothing, so that who is not called misses nothing but news: what `idle_hooks` and `later_hooks` may name."""
@@ -160,7 +161,7 @@ def _check_kind(name: str, hook: str, function: types.FunctionType, marks: Mappi
     elif inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         error = PluginError(f"plugin `{name}`: `{hook}` has a `yield`: nothing in it would run")
         error.hint = "let it return its result"
-    elif inspect.iscoroutinefunction(function) and hook not in _awaited():
+    elif inspect.iscoroutinefunction(function) and hook not in awaited_hooks():
         error = PluginError(f"plugin `{name}`: `{hook}` is `async`, but that hook is never awaited: nothing in it would run")
         error.hint = f"write `def {hook}`; what has to wait belongs in a task that `start` makes"
     if error is not None:
@@ -194,11 +195,6 @@ def _check_arguments(name: str, hook: str, function: types.FunctionType, bound: 
 def _known() -> Mapping[str, tuple[str, ...]]:
     """All hooks, and their arguments."""
     return {hook: _arguments(spec) for hook, spec in vars(hookspecs).items() if hasattr(spec, "agentfw_spec")}
-
-
-@functools.cache
-def _awaited() -> frozenset[str]:
-    return frozenset(hook for hook in _known() if "Awaitable" in str(getattr(hookspecs, hook).__annotations__.get("return")))
 
 
 def _arguments(spec: types.FunctionType) -> tuple[str, ...]:

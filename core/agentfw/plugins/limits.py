@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,8 @@ class Limits:
                 key = ".".join(part for part in ("plugins.limits", plugin, hook) if part)
                 if hook not in hooks:
                     raise config.error(key, f"no such hook ({', '.join(sorted(hooks))})")
+                if hook not in awaited_hooks():
+                    raise config.error(key, f"`{hook}` is never awaited: `plugins.blocking` is for what such a hook takes")
                 _check(config, key, seconds)
                 self._seconds[plugin, hook] = float(seconds)
         _check(config, "plugins.blocking", table.blocking)
@@ -71,6 +74,12 @@ class Limits:
 def hook_names() -> frozenset[str]:
     """All hooks that are specified."""
     return frozenset(name for name, value in vars(hookspecs).items() if hasattr(value, "agentfw_spec"))
+
+
+@functools.cache
+def awaited_hooks() -> frozenset[str]:
+    """Those that may wait."""
+    return frozenset(name for name in hook_names() if "Awaitable" in str(getattr(hookspecs, name).__annotations__["return"]))
 
 
 def _check(config: Config, key: str, seconds: float) -> None:

@@ -201,12 +201,17 @@ def _raise(key: str, error: ConfigError) -> NoReturn:
     raise ConfigError(key, error.message, hint=error.hint) from None
 
 
-def _header(text: str) -> str:
-    name = text.lower()
+def header_name(text: str, key: str) -> str:
+    """In lower case. ConfigError about `key`."""
     try:
-        Headers([(name, "")])
+        Headers([(text.lower(), "")])
     except ValueError:
-        raise ConfigError("header", "not a header name") from None
+        raise ConfigError(key, "not a header name") from None
+    return text.lower()
+
+
+def _header(text: str) -> str:
+    name = header_name(text, "header")
     if name in _NOT_CREDENTIALS:
         raise ConfigError("header", f"{name} cannot carry a credential")
     return name
@@ -221,4 +226,6 @@ def _parameter(text: str) -> str:
 def _path(text: str) -> str:
     if text and (not text.startswith("/") or _UNSURE_PATH.search(text) or not re.match(r"[\x21-\x7e]+\Z", text) or "?" in text):
         raise ConfigError("path", "must begin with a slash, without dots, double slashes or a query")
+    if "*" in text:
+        raise ConfigError("path", "`*` is nothing special: `/v1` is also all that is below it (write `%2A` for a star)")
     return unquote(text, "latin-1")

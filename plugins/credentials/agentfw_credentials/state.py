@@ -11,7 +11,7 @@ from .config import Config
 from .oauth import OAuth, make_oauth
 from .placeholders import Guard
 from .renewed import Command
-from .rules import Rule, Template
+from .rules import Rule, Template, header_name
 from .sources import Environment, File, Source
 
 Place = tuple[str, int]
@@ -46,7 +46,9 @@ class State:
         for name in config.oauth.keys() - {key[1] for key in self.sources if key[0] == "oauth"}:
             raise ConfigError(f"oauth.{name}", "no rule uses it")
         self.hosts = {_host(text, i) for i, text in enumerate(config.require_hosts)}
-        self.guard = Guard(config.key_headers, config.key_parameters)
+        self.guard = Guard(
+            [header_name(text, f"key_headers.{i}") for i, text in enumerate(config.key_headers)], config.key_parameters
+        )
         self.all_rules = sorted((rule for rules in self.rules.values() for rule in rules), key=lambda rule: rule.number)
         self.placeholders = {rule.placeholder for rule in self.all_rules}
         self._before = None
