@@ -230,7 +230,7 @@ async def test_calls_are_counted_by_outcome() -> None:
             assert host not in ("ok", "waits")
     numbers = made.hook_statistics()
     buckets = {name: numbers.pop(name) for name in list(numbers) if ".bucket." in name}
-    assert sum(buckets.values()) == 7 and sum(value for name, value in buckets.items() if name.endswith((".1", ".10"))) == 1
+    assert sum(buckets.values()) == 7 and sum(value for name, value in buckets.items() if name.endswith((".1", ".10"))) >= 1
     assert set(numbers) == {f"hooks.p0.allow.{what}" for what in ("calls", "seconds", "longest", "denied", "errors", "timeouts")}
     assert numbers["hooks.p0.allow.calls"] == 7
     assert [numbers[f"hooks.p0.allow.{what}"] for what in ("denied", "errors", "timeouts")] == [1, 1, 1]
