@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import tracemalloc
 import zlib
 from collections.abc import Callable
@@ -121,7 +122,12 @@ def test_a_bomb_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("pieces_of_an_array", "kind", "body"),
-    [(False, "text/event-stream", b"a\n"), (False, "text/event-stream", b"\r"), (True, "application/json", b"{},")],
+    [
+        (False, "text/event-stream", b"a\n"),
+        (False, "text/event-stream", b"\r"),
+        (False, "text/event-stream", b"{},"),
+        (True, "application/json", b"{},"),
+    ],
 )
 def test_little_that_would_take_long_to_take_apart_is_given_up(pieces_of_an_array: bool, kind: str, body: bytes) -> None:
     """15 KB from a server were 10 to 40 s of all agents' time."""
@@ -131,6 +137,62 @@ def test_little_that_would_take_long_to_take_apart_is_given_up(pieces_of_an_arra
     assert made.unreadable == 1 and made.streamed
     made(b"more", True)
     assert made.unreadable == 1
+
+
+def test_what_a_body_may_become_is_a_multiple_of_what_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each 15 KB could become 15 MB, over and over."""
+    monkeypatch.setattr(module, "EXPANSION", 1 << 16)
+    bomb = zlib.compressobj(wbits=31)
+    pieces_ = [bomb.compress(bytes(1 << 15)) + bomb.flush(zlib.Z_FULL_FLUSH) for _ in range(16)]
+    assert watch(CASES["chat"], pieces_, "gzip").unreadable == 1
+    honest = gzip.compress(b'{"a":"' + random.Random(1).randbytes(1 << 18).hex().encode() + b'","usage":{"prompt_tokens":3}}')
+    assert watch(CASES["chat"], [honest], "gzip").reading.input == 3
+
+
+CROWDS = {
+    "chat": b'{"choices":[%s],"model":"m","usage":{"prompt_tokens":3,"completion_tokens":2}}',
+    "chat stream": b'data: {"choices":[%s],"model":"m","usage":{"prompt_tokens":3,"completion_tokens":2}}\n\ndata: [DONE]\n\n',
+    "generate": b'{"candidates":[%s],"modelVersion":"m","usageMetadata":{"promptTokenCount":3,"candidatesTokenCount":2}}',
+    "generate stream": b'data: {"candidates":[%s],"modelVersion":"m",'
+    b'"usageMetadata":{"promptTokenCount":3,"candidatesTokenCount":2}}\n\n',
+}
+
+
+@pytest.mark.parametrize("name", CROWDS)
+def test_lists_of_very_many_objects_are_passed_over(name: str) -> None:
+    """4 MB of them, or 15 KB compressed, were seconds of all agents' time."""
+    found = []
+    for times in (10, 20_000):
+        objects = b",".join([b'{"text":"abc","content":{"parts":["abc"]}}'] * times)
+        made = watch(CASES[name], [CROWDS[name] % objects])
+        assert (made.reading.model, made.reading.input, made.reading.output, made.unreadable) == ("m", 3, 2, 0)
+        found.append(made.reading.content_events)
+    assert found == [10, 0]
+
+
+def test_pieces_of_gemini_that_are_very_many_are_not_read() -> None:
+    assert watch(CASES["generate"], [b"[" + b",".join([b"{}"] * 100_000) + b"]"]).unreadable == 1
+
+
+def test_an_answer_full_of_braces_is_read_as_any_other() -> None:
+    body = {"choices": [{"message": {"content": "{" * 5000 + "x" * 400_000}}], "usage": b.USAGE}
+    reading = watch(CASES["chat"], [json.dumps(body).encode()]).reading
+    assert (reading.input, reading.content_events) == (100, 1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_anthropics_thinking_and_caches_of_an_hour(stream: bool) -> None:
+    created = {"ephemeral_5m_input_tokens": 4, "ephemeral_1h_input_tokens": 6}
+    usage = {**b.MESSAGE["usage"], "cache_creation": created}  # type: ignore[dict-item]
+    details = {"output_tokens_details": {"thinking_tokens": 5}}
+    if stream:
+        start = {"type": "message_start", "message": {**b.MESSAGE, "usage": usage}}
+        end = {"type": "message_delta", "delta": {}, "usage": {"output_tokens": 7, "cache_creation_input_tokens": 10, **details}}
+        made = watch(CASES["message stream"], [b.sse(start, end)])
+    else:
+        made = watch(CASES["message"], [json.dumps({**b.MESSAGE, "usage": {**usage, **details}}).encode()])
+    reading = made.reading
+    assert (reading.cache_write, reading.cache_write_1h, reading.reasoning, reading.input) == (10, 6, 5, 100)
 
 
 def test_of_many_places_that_may_be_the_usage_the_last_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,6 +327,12 @@ def test_no_request_raises(parts: list[bytes], readable: bool) -> None:
     request(parts, readable)
 
 
+def test_a_batch_of_texts_is_estimated_by_all_of_them() -> None:
+    text = {"content": {"parts": [{"text": "x" * 400}]}}
+    assert request([json.dumps({"requests": [text] * 3}).encode()])[0].tokens >= 300
+    assert request([json.dumps(text).encode()])[0].tokens >= 100
+
+
 @pytest.mark.parametrize("name", [b"a\xff", b"a\n", b"a\0"])
 def test_a_huge_requests_model_is_no_text(name: bytes) -> None:
     made, _ = request([b'{"model":"' + name + b'","messages":"', b"x" * (REQUEST_MAX + 1), b'"}'])
@@ -344,6 +412,9 @@ def test_prices() -> None:
     assert prices.cost(("gpt-4o",), 1_000_000, 100_000, 400_000) == pytest.approx(0.6 * 2.5 + 0.4 * 1.25 + 1.0)
     assert prices.cost(("GPT-4o-mini",), 1_000_000, 0) == 1.0 and prices.cost(("gpt-5",), 1_000_000, 0) == 9.0
     assert prices.cost(("claude-x",), 1_000_000, 0, 500_000, 250_000) == pytest.approx(0.25 * 3 + 0.5 * 0.3 + 0.25 * 3.75)
+    hour = Prices({"c": PriceConfig(3.0, 15.0, 0.3, 3.75, 6.0)})
+    assert hour.cost(("c",), 1_000_000, 0, 0, 500_000, 200_000) == pytest.approx(0.5 * 3 + 0.3 * 3.75 + 0.2 * 6)
+    assert prices.cost(("claude-x",), 100_000, 0, 0, 100_000, 50_000) == pytest.approx(0.375), "without a price of its own"
     assert prices.cost(("llama", "gpt-4o"), 0, 100_000) == 1.0, "the name in the request, if the response's has no price"
     assert prices.cost(("llama", ""), 1, 1) is None and not Prices({})
 

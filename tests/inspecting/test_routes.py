@@ -32,6 +32,8 @@ def match(
         (ANTHROPIC, "/v1/messages?beta=true", "anthropic", "message", ""),
         (GOOGLE, "/v1beta/models/gemini-2.5-pro:generateContent", "gemini", "generate", "gemini-2.5-pro"),
         (GOOGLE, "/v1beta/models/gemini-2.5-pro:streamGenerateContent?alt=sse", "gemini", "generate", "gemini-2.5-pro"),
+        (GOOGLE, "/v1beta/models/gemini-embedding-001:embedContent", "gemini", "embedding", "gemini-embedding-001"),
+        (GOOGLE, "/v1beta/models/gemini-embedding-001:batchEmbedContents", "gemini", "embedding", "gemini-embedding-001"),
         (GOOGLE, "/v1beta/openai/chat/completions", "openai", "chat", ""),
         ("us-central1-aiplatform.googleapis.com", "/v1/projects/p/locations/l/publishers/google/models/g-1:generateContent",
          "gemini", "generate", "g-1"),

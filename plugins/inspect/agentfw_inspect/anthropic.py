@@ -11,11 +11,22 @@ import msgspec
 from .reading import Reading, count, size
 
 
+class _Created(msgspec.Struct):
+    ephemeral_1h_input_tokens: int | None = None
+
+
+class _Details(msgspec.Struct):
+    thinking_tokens: int | None = None
+
+
 class _Usage(msgspec.Struct):
     input_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
     cache_read_input_tokens: int | None = None
+    cache_creation: _Created | None = None
+    """Of the start of a message only."""
     output_tokens: int | None = None
+    output_tokens_details: _Details | None = None
 
 
 class _Error(msgspec.Struct):
@@ -97,8 +108,12 @@ class Anthropic:
             reading.cache_read = count(usage.cache_read_input_tokens)
         if usage.cache_creation_input_tokens is not None:
             reading.cache_write = count(usage.cache_creation_input_tokens)
+        if usage.cache_creation is not None and usage.cache_creation.ephemeral_1h_input_tokens is not None:
+            reading.cache_write_1h = count(usage.cache_creation.ephemeral_1h_input_tokens)
         if usage.output_tokens is not None:
             reading.output = count(usage.output_tokens)
+        if usage.output_tokens_details is not None and usage.output_tokens_details.thinking_tokens is not None:
+            reading.reasoning = count(usage.output_tokens_details.thinking_tokens)
         if self._plain is not None:
             reading.input = self._plain + (reading.cache_read or 0) + (reading.cache_write or 0)
 

@@ -25,13 +25,14 @@ ROOM = 16 << 20
 """Bytes of one agent's unfinished requests that are kept; of those beyond, only the beginning is read."""
 DOCUMENT_MAX = 1 << 20
 TAIL = 16 << 10
-EXPANSION = 16 << 20
-"""Bytes that one piece of a compressed body may become."""
+EXPANSION, RATIO = 4 << 20, 64
+"""Bytes that a compressed body may become, and so many more for each byte that came: what providers send becomes ten or thirty
+times as long."""
 UNREAD = 16 << 10
 """Bytes of a body that need not be read at once: not between other things that have to be done, but when all is over."""
 MARKS = 1 << 17
-"""Lines, or brackets and quotes, in what such a piece becomes: each takes its time, which all agents wait for. (15 KB can become
-8 million lines; what providers send has some 100 bytes a line.)"""
+"""Lines and objects, or brackets and quotes, in what a piece of one becomes: each takes its time, which all agents wait for.
+(4 KB can become 4 million lines; what providers send has some 100 bytes a line.)"""
 USAGES = 16
 """Places in the end of a large document that may be its usage; of more the last ones are tried."""
 CHARACTERS_A_TOKEN = 4
@@ -60,6 +61,9 @@ class _Request(msgspec.Struct):
     input: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()
     contents: msgspec.Raw = msgspec.Raw()
+    content: msgspec.Raw = msgspec.Raw()
+    requests: msgspec.Raw = msgspec.Raw()
+    systemInstruction: msgspec.Raw = msgspec.Raw()
     system: msgspec.Raw = msgspec.Raw()
     instructions: msgspec.Raw = msgspec.Raw()
     tools: msgspec.Raw = msgspec.Raw()
@@ -205,8 +209,8 @@ class RequestWatch:
             limits.append(request.generationConfig.max_output_tokens)
         given = [limit for limit in limits if limit is not None and limit > 0]
         self._max_tokens = max(given) if given else None
-        prompts = (request.messages, request.input, request.prompt, request.contents)
-        parts = (*prompts, request.system, request.instructions, request.tools)
+        prompts = (request.messages, request.input, request.prompt, request.contents, request.content, request.requests)
+        parts = (*prompts, request.system, request.systemInstruction, request.instructions, request.tools)
         self._text = sum(_text_size(part) for part in parts if part)
 
 
@@ -304,7 +308,7 @@ class ResponseWatch:
             return
         try:
             for part in self._inflate(piece):
-                if self._stream is not None and _marks(part, self._stream) > MARKS:
+                if len(part) > MARKS and self._stream is not None and _marks(part, self._stream) > MARKS:
                     raise ValueError("a piece of the body has too much in it")
                 self._see(part, False)
         except (zlib.error, ValueError):
@@ -372,7 +376,8 @@ class ResponseWatch:
 
 def _marks(data: bytes, stream: Events) -> int:
     """How many times taking it apart will have to stop."""
-    return sum(map(data.count, (b"\n", b"\r") if isinstance(stream, EventStream) else (b'"', b"{", b"}", b"[", b"]", b"\\")))
+    marks = (b"\n", b"\r", b"{") if isinstance(stream, EventStream) else (b'"', b"{", b"}", b"[", b"]", b"\\")
+    return sum(map(data.count, marks))
 
 
 def _object_end(data: bytes, at: int) -> int:
@@ -404,10 +409,11 @@ def _dialect(provider: str, operation: str) -> Dialect:
 class Inflate:
     """gzip or deflate undone, of a copy. zlib.error, or ValueError for a bomb."""
 
-    __slots__ = ("_head", "_stream")
+    __slots__ = ("_head", "_room", "_stream")
 
     def __init__(self) -> None:
         self._head = b""
+        self._room = EXPANSION
         self._stream: zlib._Decompress | None = None
 
     def __call__(self, piece: bytes) -> Iterator[bytes]:
@@ -421,7 +427,9 @@ class Inflate:
             self._stream = zlib.decompressobj(wbits=47 if zlib_head or piece.startswith(b"\x1f\x8b") else -15)
         if self._stream.eof:
             return  # as clients do with what comes behind the end; zlib would keep all of it
-        out = self._stream.decompress(piece, EXPANSION)
-        if self._stream.unconsumed_tail:
-            raise ValueError("a piece of the body becomes too much")
+        self._room = min(self._room, EXPANSION) + len(piece) * RATIO
+        out = self._stream.decompress(piece, self._room)
+        self._room -= len(out)
+        if self._stream.unconsumed_tail or not self._room:  # (of 0 decompress() would take that there is no limit)
+            raise ValueError("the body becomes too much")
         yield out

@@ -34,6 +34,8 @@ class PriceConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """For tokens that the provider's cache gave; left out: as `input`."""
     cache_write: float | None = None
     """For tokens that the provider's cache took; left out: as `input`."""
+    cache_write_1h: float | None = None
+    """For those of them that it keeps for an hour (Anthropic's `"ttl": "1h"`); left out: as `cache_write`."""
 
 
 class BudgetConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -75,7 +77,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         if not self.currency.isprintable() or not 0 < len(self.currency) <= 8:
             raise ConfigError("currency", "must be a short word, as `USD`")
         for pattern, price in self.prices.items():
-            for name in ("input", "output", "cache_read", "cache_write"):
+            for name in ("input", "output", "cache_read", "cache_write", "cache_write_1h"):
                 value = getattr(price, name)
                 if value is not None and not 0 <= value < 1e9:
                     raise ConfigError(f"prices.{pattern}.{name}", "must be a number from 0 to below 1e9")

@@ -1,4 +1,5 @@
-"""Gemini's dialect: generateContent, streamGenerateContent (as events, or as a JSON array), embedContent.
+"""Gemini's dialect: generateContent, streamGenerateContent (as events, or as a JSON array), embedContent,
+batchEmbedContents (which is what Google's own SDK calls, for one text, too).
 
 Each piece has `usageMetadata`, growing: the last wins. `promptTokenCount` counts the cached ones, too; what was thought is not
 among `candidatesTokenCount`.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from .reading import Reading, count, size
+from .reading import Reading, count, crowded, size
 
 
 class _Usage(msgspec.Struct, rename="camel"):
@@ -19,11 +20,11 @@ class _Usage(msgspec.Struct, rename="camel"):
     cached_content_token_count: int | None = None
 
 
-class _Content(msgspec.Struct):
+class _Content(msgspec.Struct, gc=False):
     parts: msgspec.Raw = msgspec.Raw()
 
 
-class _Candidate(msgspec.Struct, rename="camel"):
+class _Candidate(msgspec.Struct, rename="camel", gc=False):
     content: _Content | None = None
     finish_reason: str | None = None
 
@@ -38,14 +39,20 @@ class _Feedback(msgspec.Struct, rename="camel"):
     block_reason: str | None = None
 
 
-class _Piece(msgspec.Struct, rename="camel"):
-    candidates: list[_Candidate] | None = None
+class _Facts(msgspec.Struct, rename="camel"):
+    """What a piece says of itself."""
+
     usage_metadata: _Usage | None = None
     model_version: str | None = None
     prompt_feedback: _Feedback | None = None
     error: _Error | None = None
 
 
+class _Piece(_Facts, rename="camel"):
+    candidates: list[_Candidate] | None = None
+
+
+_facts = msgspec.json.Decoder(_Facts)
 _piece = msgspec.json.Decoder(_Piece)
 _pieces = msgspec.json.Decoder(list[_Piece])
 _usage = msgspec.json.Decoder(_Usage)
@@ -57,34 +64,44 @@ class Gemini:
     __slots__ = ()
 
     def document(self, data: bytes, reading: Reading) -> None:
-        pieces = _pieces.decode(data) if data.lstrip()[:1] == b"[" else [_piece.decode(data)]  # a stream's error is in a list
-        for piece in pieces:
-            self._add(piece, reading)
+        if data.lstrip()[:1] == b"[":  # a stream's error is in a list
+            if crowded(data):
+                raise msgspec.DecodeError("too many pieces")
+            for piece in _pieces.decode(data):
+                self._add(piece, reading)
+        else:
+            self.event(b"", data, reading)
         reading.complete = True
 
     def tail(self, data: bytes, reading: Reading) -> None:
         self._count(_usage.decode(data), reading)
 
     def event(self, kind: bytes, data: bytes, reading: Reading) -> None:
-        self._add(_piece.decode(data), reading)
+        if crowded(data):
+            self._facts(_facts.decode(data), reading)
+        else:
+            self._add(_piece.decode(data), reading)
 
     def end(self, reading: Reading) -> None:
         """Only a finish reason is one."""
 
     def _add(self, piece: _Piece, reading: Reading) -> None:
-        reading.named(piece.model_version)
         for candidate in piece.candidates or ():
             if candidate.content is not None:
                 reading.content(size(candidate.content.parts))
             if candidate.finish_reason:
                 reading.complete = True
-        if piece.prompt_feedback is not None and piece.prompt_feedback.block_reason:
+        self._facts(piece, reading)
+
+    def _facts(self, facts: _Facts, reading: Reading) -> None:
+        reading.named(facts.model_version)
+        if facts.prompt_feedback is not None and facts.prompt_feedback.block_reason:
             reading.complete = True
-            reading.failed(piece.prompt_feedback.block_reason, "the prompt was blocked")
-        if piece.usage_metadata is not None:
-            self._count(piece.usage_metadata, reading)
-        if piece.error is not None:
-            reading.failed(piece.error.status or piece.error.code, piece.error.message)
+            reading.failed(facts.prompt_feedback.block_reason, "the prompt was blocked")
+        if facts.usage_metadata is not None:
+            self._count(facts.usage_metadata, reading)
+        if facts.error is not None:
+            reading.failed(facts.error.status or facts.error.code, facts.error.message)
 
     @staticmethod
     def _count(usage: _Usage, reading: Reading) -> None:

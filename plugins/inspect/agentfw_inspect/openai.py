@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from .reading import Reading, count, size
+from .reading import Reading, count, crowded, size
 
 _ENDS = frozenset({"response.completed", "response.incomplete", "response.failed", "response.cancelled"})
 
@@ -32,7 +32,7 @@ class _Usage(msgspec.Struct):
     """DeepSeek's."""
 
 
-class _Content(msgspec.Struct):
+class _Content(msgspec.Struct, gc=False):
     """A message or the delta of one."""
 
     content: msgspec.Raw = msgspec.Raw()
@@ -53,7 +53,7 @@ class _Content(msgspec.Struct):
         return sum(size(part) for part in parts if part)
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
     delta: _Content | None = None
     message: _Content | None = None
     text: msgspec.Raw = msgspec.Raw()
@@ -66,13 +66,16 @@ class _Error(msgspec.Struct):
     message: str | None = None
 
 
-class _Chunk(msgspec.Struct):
-    """Also a whole document."""
+class _Facts(msgspec.Struct):
+    """What a chunk, or a document, says of itself."""
 
     model: str | None = None
     usage: _Usage | None = None
-    choices: list[_Choice] | None = None
     error: _Error | str | None = None
+
+
+class _Chunk(_Facts):
+    choices: list[_Choice] | None = None
     output: msgspec.Raw = msgspec.Raw()
     """Of a response."""
 
@@ -82,13 +85,14 @@ class _Event(msgspec.Struct):
 
     type: str = ""
     delta: msgspec.Raw = msgspec.Raw()
-    response: _Chunk | None = None
+    response: _Facts | None = None
     code: str | int | None = None
     message: str | None = None
     error: _Error | None = None
 
 
 _chunk = msgspec.json.Decoder(_Chunk)
+_facts = msgspec.json.Decoder(_Facts)
 _event = msgspec.json.Decoder(_Event)
 _usage = msgspec.json.Decoder(_Usage)
 
@@ -104,7 +108,7 @@ class OpenAI:
         """A choice has given the reason of its end."""
 
     def document(self, data: bytes, reading: Reading) -> None:
-        self._chunk(_chunk.decode(data), reading)
+        self._chunk(data, reading)
         reading.complete = True
 
     def tail(self, data: bytes, reading: Reading) -> None:
@@ -116,23 +120,30 @@ class OpenAI:
         elif data.startswith(b"[DONE]"):
             reading.complete = True
         else:
-            self._chunk(_chunk.decode(data), reading)
+            self._chunk(data, reading)
 
     def end(self, reading: Reading) -> None:
         """Some compatible servers do not say [DONE]."""
         reading.complete = reading.complete or self._finished
 
-    def _chunk(self, chunk: _Chunk, reading: Reading) -> None:
-        reading.named(chunk.model)
+    def _chunk(self, data: bytes, reading: Reading) -> None:
+        if crowded(data):
+            self._facts(_facts.decode(data), reading)
+            return
+        chunk = _chunk.decode(data)
         for choice in chunk.choices or ():
             content = choice.delta or choice.message
             if choice.finish_reason:
                 self._finished = True
             reading.content((content is not None and content.size) or size(choice.text))
         reading.content(size(chunk.output))
-        if chunk.usage is not None:
-            self._add(chunk.usage, reading)
-        error = chunk.error
+        self._facts(chunk, reading)
+
+    def _facts(self, facts: _Facts, reading: Reading) -> None:
+        reading.named(facts.model)
+        if facts.usage is not None:
+            self._add(facts.usage, reading)
+        error = facts.error
         if isinstance(error, _Error):
             reading.failed(error.type or error.code, error.message)
         elif error is not None:

@@ -347,7 +347,7 @@ class Plugin:
         cost = None
         if inputs is not None or outputs is not None:
             read, written = reading.cache_read or 0, reading.cache_write or 0
-            cost = self._prices.cost((reading.model, asked), inputs or 0, outputs or 0, read, written)
+            cost = self._prices.cost((reading.model, asked), inputs or 0, outputs or 0, read, written, reading.cache_write_1h)
         if error_type == "cut":
             self._counters["cut"] += 1
         first = None

@@ -35,17 +35,20 @@ class Prices:
         return found
 
     def cost(
-        self, models: tuple[str, ...], input_tokens: int, output_tokens: int, read: int = 0, written: int = 0
+        self, models: tuple[str, ...], input_tokens: int, output_tokens: int, read: int = 0, written: int = 0, hour: int = 0
     ) -> float | None:
         """By the first of `models` that has a price. `read` and `written`: the parts of `input_tokens` that the cache gave and
-        took."""
+        took; `hour`: the part of `written` that it keeps for an hour."""
         for model in models:
             price = self.of(model) if model else None
             if price is not None:
                 plain = max(input_tokens - read - written, 0)
                 reading = price.input if price.cache_read is None else price.cache_read
                 writing = price.input if price.cache_write is None else price.cache_write
-                return (plain * price.input + read * reading + written * writing + output_tokens * price.output) / 1e6
+                cost = plain * price.input + read * reading + written * writing + output_tokens * price.output
+                if hour and price.cache_write_1h is not None:
+                    cost += min(hour, written) * (price.cache_write_1h - writing)
+                return cost / 1e6
         return None
 
 

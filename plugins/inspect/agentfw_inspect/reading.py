@@ -12,6 +12,10 @@ MAX_COUNT = 10**12
 MAX_ERROR = 200
 """Characters of an error's message that are kept."""
 MAX_MODEL = 128
+DENSE, OBJECTS = 8, 1 << 14
+"""A document with more than one object in so many bytes, or with more than so many, is read without lists of objects."""
+SMALL = 1 << 16
+"""Bytes that need not be looked at for that: they take some milliseconds at most."""
 
 
 class Reading(msgspec.Struct, eq=False, gc=False):
@@ -24,6 +28,8 @@ class Reading(msgspec.Struct, eq=False, gc=False):
     """All that came out, reasoning too."""
     cache_read: int | None = None
     cache_write: int | None = None
+    cache_write_1h: int = 0
+    """Those of `cache_write` that are kept for an hour, which has another price."""
     reasoning: int | None = None
     content_events: int = 0
     """Pieces of generated content seen."""
@@ -69,6 +75,12 @@ class Dialect(Protocol):
 def count(value: int) -> int:
     """A server's number, made harmless."""
     return value if 0 <= value <= MAX_COUNT else MAX_COUNT if value > 0 else 0
+
+
+def crowded(data: bytes) -> bool:
+    """It may have so many objects in lists that to make them would take long, which all agents wait for: a second and more for
+    4 MB of `{},`."""
+    return len(data) > SMALL and data.count(b"{") > min(len(data) // DENSE, OBJECTS)
 
 
 def size(raw: msgspec.Raw) -> int:

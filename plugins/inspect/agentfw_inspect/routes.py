@@ -2,7 +2,8 @@
 
     api.openai.com/v1/chat/completions, completions, responses, embeddings
     api.anthropic.com/v1/messages
-    generativelanguage.googleapis.com/v1beta/models/NAME:generateContent, streamGenerateContent, embedContent
+    generativelanguage.googleapis.com/v1beta/models/NAME:generateContent, streamGenerateContent, embedContent,
+        batchEmbedContents
     REGION-aiplatform.googleapis.com/.../publishers/google|anthropic/models/NAME:...
     NAME.openai.azure.com/openai/deployments/NAME/chat/completions, ...
 
@@ -31,7 +32,9 @@ _OPENAI = re.compile(
 )
 _ANTHROPIC = re.compile(r".*/(?P<what>messages)\Z", re.I)
 _GEMINI = re.compile(
-    r".*/(?:models|tunedmodels|endpoints)/(?P<model>[^/:]+):(?P<what>generatecontent|streamgeneratecontent|embedcontent)\Z", re.I
+    r".*/(?:models|tunedmodels|endpoints)/(?P<model>[^/:]+)"
+    r":(?P<what>generatecontent|streamgeneratecontent|embedcontent|batchembedcontents)\Z",
+    re.I,
 )
 _VERTEX = re.compile(r".*/anthropic/models/(?P<model>[^/:]+):(?P<what>rawpredict|streamrawpredict)\Z", re.I)
 _OPERATIONS = {
@@ -45,6 +48,7 @@ _OPERATIONS = {
     "generatecontent": "generate",
     "streamgeneratecontent": "generate",
     "embedcontent": "embedding",
+    "batchembedcontents": "embedding",
 }
 _PATHS = {"openai": _OPENAI, "anthropic": _ANTHROPIC, "gemini": _GEMINI}
 _PLAIN = re.compile(r"/[A-Za-z0-9_:@~-]+(?:/[A-Za-z0-9_:@~-]+(?:\.[A-Za-z0-9_:@~.-]+)?)*\Z")
