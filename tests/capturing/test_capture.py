@@ -399,8 +399,21 @@ def test_nor_is_any_other(tmp_path: Path, secret: str) -> None:
         ("x-ratelimit-remaining-tokens", "149984", "149984"),
         ("anthropic-ratelimit-input-tokens-remaining", "40000", "40000"),
         ("x-ratelimit-token", "sk-real", "(masked)"),
+        ("Location", "https://a.example/cb?x=1#access_token=s3cret&state=7", "https://a.example/cb?x=1#access_token=(masked)&state=7"),
+        ("Location", "https://ann:s3@cret@a.example/", "https://ann:(masked)@a.example/"),
+        ("Location", "/a?x=1#y", "/a?x=1#y"),
+        ("Referer", "https://a.example/?userToken=s3cret&q=a", "https://a.example/?userToken=(masked)&q=a"),
+        ("Link", '<https://a.example/?sig=s3cret>; rel="next", <https://b.example/?page=2>',
+         '<https://a.example/?sig=(masked)>; rel="next", <https://b.example/?page=2>'),
+        ("Refresh", "0; url=https://a.example/?jwt=s3cret", "0; url=https://a.example/?jwt=(masked)"),
+        ("Sec-WebSocket-Protocol", "realtime, openai-insecure-api-key.s3cret, openai-beta.realtime-v1",
+         "realtime, openai-insecure-api-key.(masked), openai-beta.realtime-v1"),
+        ("Sec-WebSocket-Protocol", "a-key.sk-agentfw-placeholder", "a-key.sk-agentfw-placeholder"),
+        ("Sec-WebSocket-Protocol", "Bearer, s3cret,chat", "Bearer, (masked), chat"),
+        ("sec-websocket-protocol", "base64url.bearer.authorization.k8s.io.s3cret", "base64url.bearer.(masked)"),
+        ("sec-websocket-protocol", "graphql-transport-ws, eyJhbGciOiJ9.e30.s3cret", "graphql-transport-ws, (masked)"),
     ],
-)
+)  # fmt: skip
 def test_headers_that_are_masked(name: str, value: str, shown: str) -> None:
     assert masks.header(name, value) == shown
 
@@ -409,6 +422,58 @@ def test_parameters_that_are_masked() -> None:
     assert masks.target("/a?key=1&max_tokens=2&access%5Ftoken=3&x-amz-signature=4&q=a=b&&token=&code=5") == (
         "/a?key=(masked)&max_tokens=2&access%5Ftoken=(masked)&x-amz-signature=(masked)&q=a=b&&token=&code=(masked)"
     )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "key",
+        "apiKey",
+        "userToken",
+        "clientSecret",
+        "AWSAccessKey",
+        "x-goog-credential",
+        "id_token",
+        "PHPSESSIONID",
+        "pwd",
+        "x" * 99 + "_key",
+    ],
+)
+def test_names_of_parameters_that_carry_keys(name: str) -> None:
+    assert masks.query(f"{name}=s3cret") == f"{name}=(masked)"
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "keys", "monkey", "q", "encode", "author", "design", "tokens"])
+def test_names_of_parameters_that_carry_none(name: str) -> None:
+    assert masks.query(f"{name}=1") == f"{name}=1"
+
+
+def test_forms_in_parts() -> None:
+    def body(value: str, boundary: str = "b-1") -> bytes:
+        parts = {'name="user"': "ann", 'name="password"': value, "name=file; filename=x": "key"}
+        fields = "".join(
+            f"--{boundary}\r\nContent-Disposition: form-data; {name}\r\n\r\n{text}\r\n" for name, text in parts.items()
+        )
+        return f"{fields}--{boundary}--\r\n".encode()
+
+    for kind in ('multipart/form-data; boundary="b-1"', "Multipart/Form-Data;charset=x;boundary=b-1", "multipart/form-data"):
+        assert masks.form(body("s3\r\ncret"), kind) == body("(masked)")
+    assert masks.form(body("s3cret"), "text/plain") == body("s3cret") and masks.form(b"", "multipart/form-data") == b""
+
+
+@async_test
+async def test_a_compressed_request_is_shown_as_it_was_before(tmp_path: Path) -> None:
+    """And so what must not be shown is found in it."""
+    plugin, agent = Plugin(Config(str(tmp_path))), captured()
+    async with running(plugin, FakeServer(lambda request: Response(200))) as runtime:
+        await runtime.admit(agent)
+        headers = {"content-type": "application/x-www-form-urlencoded", "content-encoding": "gzip"}
+        body = gzip.compress(b"grant=x&client_secret=s3cret")
+        await fetch(runtime, "https://x.example/", method="POST", headers=headers, body=body, agent=agent)
+        runtime.agent_exited(agent, ExitReport("code"))
+    (entry,) = load(tmp_path / "a.har")["entries"]
+    assert entry["request"]["postData"]["text"] == "grant=x&client_secret=(masked)"
+    assert entry["request"]["bodySize"] == len(body)
 
 
 def test_bodies_that_are_strange() -> None:

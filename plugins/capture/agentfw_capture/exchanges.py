@@ -124,10 +124,8 @@ def _request(exchange: Exchange, report: ExchangeReport, most: int, redact: Call
     kind = headers.get("content-type", "") or ""
     post = None
     if exchange.sent.size or (head is not None and "content-length" in headers):
-        data, notes = _shown(exchange.sent, [], most, redact)
-        if kind.partition(";")[0].strip().lower() == "application/x-www-form-urlencoded":
-            data = masks.query(data.decode("latin-1")).encode("latin-1")
-        text, encoding = har.text_of(data)
+        data, notes = _shown(exchange.sent, headers.tokens("content-encoding"), most, redact)
+        text, encoding = har.text_of(masks.form(data, kind))
         post = har.PostData(mimeType=kind, text=text, encoding=encoding, comment=notes)
     asked = target
     return har.Request(
@@ -192,10 +190,7 @@ def _shown(body: Body, encodings: list[str], most: int, redact: Callable[[bytes]
 
 
 def _headers(headers: Headers) -> list[har.Pair]:
-    return [
-        har.Pair(name=name, value=masks.target(value) if name.lower() == "location" else masks.header(name, value))
-        for name, value in headers
-    ]
+    return [har.Pair(name=name, value=masks.header(name, value)) for name, value in headers]
 
 
 def _cookies(headers: Headers, name: str) -> list[har.Pair]:
