@@ -16,10 +16,11 @@ import pytest
 from agentfw import ConfigError, Denied, Destination, ExitReport, RequestHead, hookimpl
 from agentfw.config import load_config
 from agentfw.plugins import load_plugins
-from agentfw.reports import AuditEvent
+from agentfw.reports import AuditEvent, Decision
 from agentfw.runtime import Runtime
 from agentfw.testing import make_agent
 from agentfw_audit import Config, Plugin, shares, writer
+from agentfw_audit.choosing import decode
 from agentfw_audit.config import Kind
 from agentfw_audit.writer import LogFile, Writer
 from hypothesis import given, settings
@@ -555,6 +556,52 @@ async def test_a_disk_that_takes_too_long_at_the_end_is_told(
 def test_mistakes_in_the_table(tmp_path: Path, table: str) -> None:
     with pytest.raises(ConfigError):
         load_plugins(["audit"], load_config(config(tmp_path, f"[audit]\n{table}\n")))
+
+
+@async_test
+async def test_no_word_of_an_events_own_makes_its_line_none(tmp_path: Path) -> None:
+    """A plugin's `count="3"` was a line that `agentfw audit` could not read."""
+    path = tmp_path / "a"
+    extra = {"count": "3", "allowed": "no", "labels": "x", "time": "noon", "agent_id": "y", "event": "z", "left": "7"}
+    async with running(Plugin(Config(str(path)))) as runtime:
+        runtime.audit(AuditEvent(time=1.0, kind="a_plugins", reason="r", extra=extra))
+    (line,) = lines(path)
+    assert decode(path.read_bytes()).event == "a_plugins" and (line["left"], line["count_"], line["labels_"]) == ("7", "3", "x")
+
+
+@async_test
+async def test_queries_that_are_not_told_make_no_kinds(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    plugin, agent = Plugin(Config(str(path))), make_agent("a")
+    async with running(plugin) as runtime:
+        for n in range(20):
+            decision = Decision(allowed=False, rule="r", hook="request", method="GET", target=f"/x?n={n}")
+            runtime.plugins.decided(agent, Destination.make("https", "x.example"), decision)
+        runtime.agent_exited(agent, ExitReport("code"))
+    told = [line for line in lines(path) if line["event"] == "decision"]
+    assert [(line["target"], line.get("count", 1)) for line in told] == [("/x", 1), ("/x", 19)]
+
+
+def test_a_file_system_without_locks_is_written_and_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the file was full nothing was written any more."""
+
+    def none(descriptor: int, how: int) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(writer.fcntl, "flock", none)
+    file = LogFile(tmp_path / "a", 4096, 2, "no")
+    for letter in b"abc":
+        file.write([bytes([letter]) * 3000])
+    file.close()
+    assert [(tmp_path / name).read_bytes()[:1] for name in ("a.2", "a.1", "a")] == [b"a", b"b", b"c"]
+
+
+def test_rotations_are_counted_on_after_a_reload(tmp_path: Path) -> None:
+    made = Writer(LogFile(tmp_path / "a", 4096, 1, "no"), 1 << 20)
+    made.put([b"x" * 3000] * 3)
+    made.turn_to(LogFile(tmp_path / "b", 4096, 1, "no"), 1 << 20)
+    made.put([b"x" * 3000] * 2)
+    assert made.stop(20) and made.rotations == 3
 
 
 def test_destinations_read_as_people_write_them() -> None:

@@ -79,6 +79,8 @@ def test_all_of_it_as_it_stands(log: Path, capfdbinary: pytest.CaptureFixture[by
         (("--tenant", "red"), [1000]),
         (("--label", "tenant=red"), [1000]),
         (("--destination", "*.example", "--rule", "allow"), [1000]),
+        (("--destination", "API.Example", "--event", "exchange"), [1001]),
+        (("--destination", "HTTPS://*.Example:443", "--event", "exchange"), [1001]),
         (("--model", "*"), [1004]),
         (("--who", "uid 7"), [1006]),
         (("--since", "1970-01-01T00:16:46+00:00"), [1006, 1007, 1008]),

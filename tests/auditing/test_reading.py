@@ -97,6 +97,15 @@ def test_old_files_are_not_read(tmp_path: Path) -> None:
         assert numbers(parts.backward(Unread(), 900.0)) == [0]
 
 
+def test_a_file_systems_clock_may_be_late(tmp_path: Path) -> None:
+    """A coarse one is some milliseconds: lines of the last of them were left out with their file."""
+    path = tmp_path / "a"
+    write(path, line(0))
+    os.utime(path, (999.996, 999.996))
+    with Parts(path) as parts:
+        assert numbers(parts.forward(Unread(), 1000.0)) == numbers(parts.backward(Unread(), 1000.0)) == [0]
+
+
 @pytest.mark.parametrize("kind", ["directory", "fifo", "missing"])
 def test_what_is_no_log(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "a"

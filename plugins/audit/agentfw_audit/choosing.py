@@ -34,7 +34,6 @@ class Line(msgspec.Struct, gc=False):
     by: str = ""
     model: str = ""
     requested_model: str = ""
-    count: int = 1
 
 
 decode: Callable[[bytes], Line] = msgspec.json.Decoder(Line).decode
@@ -140,8 +139,9 @@ def _label(name: str, value: str) -> Callable[[Line], bool]:
 
 
 def _destinations(texts: Sequence[str]) -> Callable[[Line], bool]:
-    """ "api.example", "*.example", "api.example:443", "https://api.example:443"; of DNS questions the name."""
-    match = _matcher(texts)
+    """ "api.example", "*.example", "api.example:443", "https://api.example:443"; of DNS questions the name. All of them stand in
+    lines in lower case."""
+    match = _matcher([text.lower() for text in texts])
 
     def fits(line: Line) -> bool:
         if line.event == "question":

@@ -41,6 +41,8 @@ HOOKS = {
 }  # fmt: skip
 """By what `events` names."""
 MAX_KNOWN = 8192
+OURS = frozenset({*AuditEvent.__struct_fields__, "event", "allowed", "count"})
+"""Fields of a line that are not an event's own to name: some are no texts, and who reads would take the line for none."""
 
 
 class _Who(msgspec.Struct, frozen=True, gc=False):
@@ -161,12 +163,15 @@ class Plugin:
         extra = facts.pop("extra", {})
         if "target" in extra:
             extra["target"] = self._target(extra["target"])
-        more = {name: value for name, value in extra.items() if name not in facts and name != "event"}
+        more = {f"{name}_" if name in OURS else name: value for name, value in extra.items()}
         line = {"time": _micros(facts.pop("time")), "event": kind, **facts, **more}
         self._put(line, "" if kind in ONCE else event.agent_id, event.agent)
 
     @hookimpl
     def decided(self, agent: Agent, destination: Destination | None, decision: Decision) -> None:
+        if decision.target and (target := self._target(decision.target)) != decision.target:
+            # before they are told apart: or each of an agent's queries is a kind of its own, of lines that read the same
+            decision = msgspec.structs.replace(decision, target=target)
         self._decisions.met(agent, destination, decision)
 
     def _decided(
@@ -187,7 +192,7 @@ class Plugin:
             reason=decision.reason,
             address=decision.address,
             method=decision.method,
-            target=self._target(decision.target),
+            target=decision.target,
             count=count,
             since=since,
         )

@@ -20,6 +20,9 @@ MAX_LINE = 1 << 20
 """Bytes; longer ones are none of ours, and are left out as they are read."""
 MAX_FILES = 4096
 TRIES = 5
+LATE = 60.0
+"""Seconds by which a file may say that it was written earlier than its last line: file systems have clocks of their own, coarse
+ones, or those of other machines; and who sets a clock back, does."""
 
 _NUMBERED = re.compile(r"\.([0-9]{1,6})(\.gz)?\Z")
 _DATED = re.compile(r"[-.]([0-9]{8,14}(?:-[0-9]+)?)(\.gz)?\Z")
@@ -111,7 +114,7 @@ class Parts:
         """Lines, oldest first, without their ends. Files whose last write was before `since` are left out. `read` is told how
         many bytes of the disk were."""
         for part in reversed(self.parts):
-            if part.modified < since:
+            if part.modified < since - LATE:
                 read(part.size)
                 continue
             yield from _forward(part, unread, read)
@@ -121,7 +124,7 @@ class Parts:
     ) -> Iterator[bytes]:
         """Lines, newest first. Compressed files cannot be read from their ends: what `last()` keeps of each is held at once."""
         for part in self.parts:
-            if part.modified < since:
+            if part.modified < since - LATE:
                 return
             if part.compressed:
                 yield from reversed(last(_forward(part, unread, lambda size: None)))

@@ -89,15 +89,13 @@ class LogFile:
             self.done += data.count(b"\n", torn, done)
             raise
         finally:
-            with contextlib.suppress(OSError):
-                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            _lock(self._descriptor, fcntl.LOCK_UN)
 
     def _hold(self) -> bool:
         """Until this is written nobody of ours puts the file away: who follows the log has read it to its end then. -> whether it
         ends amid a line, of whoever was killed or found no room."""
         for _ in range(TRIES):
-            with contextlib.suppress(OSError):  # file systems without
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            _lock(self._descriptor, fcntl.LOCK_EX)
             if not self._follow():
                 break
         size = os.fstat(self._descriptor).st_size
@@ -123,7 +121,7 @@ class LogFile:
     def _rotate(self) -> None:
         """FILE becomes FILE.1, that FILE.2, and so on; the last one goes. Locked, so that two processes do not both do it."""
         full = self._descriptor
-        fcntl.flock(full, fcntl.LOCK_EX)
+        _lock(full, fcntl.LOCK_EX)
         try:
             ours = os.fstat(full)
             if self._named() == (ours.st_dev, ours.st_ino):
@@ -143,7 +141,7 @@ class LogFile:
             if self._descriptor != full:
                 _close(full)
             else:
-                fcntl.flock(full, fcntl.LOCK_UN)
+                _lock(full, fcntl.LOCK_UN)
 
     def _numbered(self, number: int) -> Path:
         return self.path.with_name(f"{self.path.name}.{number}")
@@ -153,6 +151,12 @@ class LogFile:
             if self.sync != "no":
                 os.fsync(self._descriptor)
         _close(self._descriptor)
+
+
+def _lock(descriptor: int, how: int) -> None:
+    """Some file systems have no locks. One process writes there as well; two may put a file away twice."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, how)
 
 
 def _close(descriptor: int) -> None:
@@ -171,6 +175,8 @@ class Writer:
         """Lines that found no room, or that the disk did not take."""
         self.failures = 0
         self.rotations = 0
+        self._before = 0
+        """Those of other files."""
         self._file = file
         self._lines: deque[bytes] = deque()
         self._size = 0
@@ -268,6 +274,7 @@ class Writer:
 
     def _go_on_with(self, file: LogFile) -> None:
         self._file.close()
+        self._before += self._file.rotations
         self._file = file
 
     def _put(self, lines: list[bytes], missing: int, last: bool) -> None:
@@ -296,7 +303,7 @@ class Writer:
         else:
             self._complained = False
             self.written += len(lines) - (1 if missing else 0)
-        self.rotations = self._file.rotations
+        self.rotations = self._before + self._file.rotations
 
     def _wait_after_failure(self, last: bool) -> None:
         """A full disk is not asked again at once, and at the end once. Another file gets what this one did not take."""
