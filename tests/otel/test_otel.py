@@ -32,6 +32,8 @@ from ..core.support import async_test
 from ..pool.routers import until
 from .collector import Collector, collecting, status, values
 
+VERTEX = Destination.make("https", "europe-west4-aiplatform.googleapis.com")
+AZURE = Destination.make("https", "mine.openai.azure.com")
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
@@ -59,7 +61,7 @@ def call(**changes: Any) -> ModelCall:
         "exchange": 1, "provider": "openai", "operation": "chat", "destination": Destination.make("https", "api.openai.com"),
         "requested_model": "gpt-4o", "model": "gpt-4o-2024-08-06", "streamed": True, "status": 200,
         "started": time.monotonic() - 1.5, "seconds": 1.5, "first_token": 0.25, "input_tokens": 70,
-        "output_tokens": 20, "cache_read_tokens": 64,
+        "output_tokens": 20, "cache_read_tokens": 64, "cache_write_tokens": 3,
         "reasoning_tokens": 5, "complete": True,
         "cost": 0.0021, "currency": "USD", **changes,
     }  # fmt: skip
@@ -96,13 +98,14 @@ async def test_a_span_a_job_and_a_child_a_model_call(collector: Collector) -> No
         "gen_ai.operation.name": "chat", "gen_ai.provider.name": "openai", "gen_ai.request.model": "gpt-4o",
         "gen_ai.response.model": "gpt-4o-2024-08-06", "gen_ai.request.stream": True, "gen_ai.response.time_to_first_chunk": 0.25,
         "gen_ai.usage.input_tokens": 70, "gen_ai.usage.output_tokens": 20, "gen_ai.usage.cache_read.input_tokens": 64,
-        "gen_ai.usage.reasoning.output_tokens": 5, "server.address": "api.openai.com", "server.port": 443,
+        "gen_ai.usage.cache_write.input_tokens": 3, "gen_ai.usage.reasoning.output_tokens": 5,
+        "server.address": "api.openai.com", "server.port": 443,
         "http.response.status_code": 200, "agentfw.cost": 0.0021, "agentfw.currency": "USD",
     }  # fmt: skip
     assert (child.kind, job.kind) == (3, 1) and child.status.code == 0 and job.status.code == 2
     found = values(job.attributes)
     assert found["agentfw.bytes_up"] == 0 and found["agentfw.exit.kind"] == "code" and found["process.exit.code"] == 3
-    assert (found["gen_ai.agent.name"], found["gen_ai.agent.id"], found["agentfw.label.run"]) == ("writer", agent.id, "7")
+    assert (found["gen_ai.agent.name"], found["agentfw.agent.id"], found["agentfw.label.run"]) == ("writer", agent.id, "7")
     assert (found["agentfw.job.id"], found["agentfw.tenant"], found["agentfw.worker"]) == ("j1", "acme", 3)
     (event,) = job.events
     assert event.name == "dispatched" and values(event.attributes) == {
@@ -159,11 +162,18 @@ async def test_a_real_call_and_a_real_refusal(collector: Collector) -> None:
          {"gen_ai.provider.name": "anthropic"}, False),
         ({"provider": "gemini", "operation": "generate"}, "generate_content gpt-4o",
          {"gen_ai.provider.name": "gcp.gemini"}, False),
+        ({"provider": "gemini", "operation": "generate", "destination": VERTEX}, "generate_content gpt-4o",
+         {"gen_ai.provider.name": "gcp.vertex_ai"}, False),
+        ({"destination": AZURE}, "chat gpt-4o", {"gen_ai.provider.name": "azure.ai.openai"}, False),
+        ({"destination": Destination.make("https", "notapi.groq.com")}, "chat gpt-4o", {"gen_ai.provider.name": "openai"}, False),
+        ({"provider": "anthropic", "operation": "message", "destination": VERTEX}, "chat gpt-4o",
+         {"gen_ai.provider.name": "anthropic"}, False),
         ({"operation": "embedding", "first_token": None}, "embeddings gpt-4o", {"gen_ai.operation.name": "embeddings"}, False),
         ({"status": 429, "error_type": "rate_limit", "error": "slow down", "input_tokens": None}, "chat gpt-4o",
          {"error.type": "rate_limit", "http.response.status_code": 429}, True),
         ({"status": 0, "error_type": "no_response", "model": "", "requested_model": ""}, "chat",
          {"error.type": "no_response"}, True),
+        ({"streamed": False, "first_token": None}, "chat gpt-4o", {}, False),
         ({"estimated": True}, "chat gpt-4o", {"agentfw.usage.estimated": True}, False),
         ({"requested_model": "x\x1b[31m\n" + "y" * 10_000}, None, {}, False),
     ],
@@ -178,6 +188,7 @@ async def test_model_calls_of_all_kinds(
     assert name is None or span.name == name
     assert span.name.isprintable() and len(span.name) < 300
     found = values(span.attributes)
+    assert found.get("gen_ai.request.stream", False) == changes.get("streamed", True), "only of requests that stream"
     assert attributes.items() <= found.items() and (span.status.code == 2) == error
     assert all(not isinstance(value, str) or (value.isprintable() and len(value) <= 512) for value in found.values())
 
@@ -277,12 +288,13 @@ async def test_secrets_are_masked_wherever_they_turn_up(collector: Collector, br
     agent = make_agent("a", key="hush-hush")
     async with running(made(collector), Keeper()) as runtime:
         await runtime.admit(agent)
+        runtime.plugins.dispatched(agent, DispatchReport(job="j", tenant="hush-hush", dispatch=0.1, began=0.0))
         runtime.audit(AuditEvent.about("denied", agent, rule="r", reason="é hush-hush é", plugin="p"))
         runtime.plugins.model_call(agent, call(requested_model="m-hush-hush", error_type="x", error="no hush-hush here"))
         runtime.agent_exited(agent, ExitReport("killed", text="hush-hush"))
     assert b"hush-hush" not in b"".join(request.SerializeToString() for _, _, request in collector.requests)
     job = collector.span("invoke_agent (hidden)" if broken else "invoke_agent a")
-    (event,) = job.events
+    (_, event) = job.events
     (child,) = [span for span in collector.spans if span is not job and span.kind == 3]
     if broken:
         assert set(values(event.attributes).values()) == {"(hidden)"} == {job.status.message, child.status.message}

@@ -96,9 +96,7 @@ class Spans:
             return
         facts = {"agentfw.job.id": report.job, "agentfw.tenant": report.tenant, "agentfw.template": report.template,
                  "agentfw.parent.id": report.parent}  # fmt: skip
-        for name, value in facts.items():
-            if value:
-                span.set_attribute(name, value)
+        span.set_attributes(self.clean(facts))
         if report.worker is not None:
             span.set_attribute("agentfw.worker", report.worker)
         span.add_event("dispatched", {"agentfw.queued_seconds": report.queued, "agentfw.dispatch_seconds": report.dispatch})
@@ -124,13 +122,13 @@ class Spans:
         error = texts.pop("error", None)
         attributes: dict[str, str | int | float | bool | None] = {
             names.OPERATION: operation,
-            names.PROVIDER: names.PROVIDERS.get(call.provider, shown(call.provider, 64)),
-            names.REQUEST_STREAM: call.streamed,
+            names.PROVIDER: shown(names.provider(call.provider, call.destination.host), 64),
+            names.REQUEST_STREAM: call.streamed or None,
             names.FIRST_CHUNK: call.first_token,
             names.INPUT_TOKENS: call.input_tokens,
             names.OUTPUT_TOKENS: call.output_tokens,
             names.CACHE_READ: call.cache_read_tokens or None,
-            names.CACHE_CREATION: call.cache_write_tokens or None,
+            names.CACHE_WRITE: call.cache_write_tokens or None,
             names.REASONING: call.reasoning_tokens,
             names.SERVER_PORT: call.destination.port,
             names.STATUS: call.status or None,
