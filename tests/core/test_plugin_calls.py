@@ -305,6 +305,41 @@ async def test_who_holds_up_the_loop_is_named_once(caplog: pytest.LogCaptureFixt
     assert numbers["hooks.p0.allow.blocked"] == 8 and numbers["hooks.p0.dial.blocked"] == 4
 
 
+@async_test
+async def test_who_holds_up_the_loop_and_fails_is_named_as_well(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plugin's own client that gives up after ten seconds, say."""
+    clock = Clock(monkeypatch)
+
+    class Fails:
+        @hookimpl
+        def allow(self, destination: Destination) -> None:
+            clock.work(0.5)
+            raise Denied("rule", "no") if destination.host == "denied" else ValueError
+
+        @hookimpl
+        def dial(self) -> None:
+            clock.work(0.5)
+            raise OSError
+
+        @hookimpl
+        def flow_end(self) -> None:
+            clock.work(0.5)
+            raise OSError
+
+    made = manager(Fails(), config=Config({"plugins": {"blocking": 0.02}}))
+    for host in ("denied", "fails"):
+        with pytest.raises((Denied, HookError)):
+            await made.allow(AGENT, to(host))
+    with pytest.raises(HookError):
+        made.dial(AGENT, WHERE, "192.0.2.1")
+    made.flow_end(AGENT, FLOW)
+    numbers = made.hook_statistics()
+    assert [numbers[f"hooks.p0.{hook}.blocked"] for hook in ("allow", "dial", "flow_end")] == [2, 1, 1]
+    assert len([text for text in caplog.messages if "held up all agents" in text]) == 3
+
+
 def test_what_is_written_of_one_is_not_the_next_ones_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trace or a log that somebody reads slowly."""
     clock = Clock(monkeypatch)

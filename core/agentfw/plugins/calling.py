@@ -115,7 +115,7 @@ class Call:
                 result = await self._await(result)
                 took = _now() - start
         except BaseException as error:
-            self._fail(args, start, error, wanted=is_wanted(error))
+            self._fail(args, start, error, waited=True)
         self._done(args, took, result)
         return result
 
@@ -142,17 +142,20 @@ class Call:
         if self.trace is not None:
             self.trace(self, args, _outcome(result), took)
 
-    def _fail(self, args: tuple[object, ...], start: int, error: BaseException, *, wanted: bool = False) -> NoReturn:
+    def _fail(self, args: tuple[object, ...], start: int, error: BaseException, *, waited: bool = False) -> NoReturn:
         """Raise what the pipeline sees of an exception. Messages of unexpected ones stay in `__cause__`: they may quote a
-        header. `wanted`: somebody ends what runs (`is_wanted()`); nobody cancels what does not wait, whatever it raises."""
+        header. `waited`: it was awaited, so that somebody may have ended it (`is_wanted()`), and not all of the time was its;
+        nobody cancels what does not wait, whatever it raises."""
         took = _now() - start
+        if not waited and took > self.blocking_ns:
+            self._held_up(took)
         self.calls += 1
         self.buckets[bisect_left(HOOK_NS, took)] += 1
         self.total_ns += took
         self.longest_ns = max(self.longest_ns, took)
         outcome = type(error).__name__
         raised: BaseException = error
-        if wanted or isinstance(error, KeyboardInterrupt):
+        if isinstance(error, KeyboardInterrupt) or (waited and is_wanted(error)):
             pass
         elif isinstance(error, Denied):
             self.denied += 1
