@@ -41,7 +41,7 @@ class QuestionReport(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One DNS question and what the agent was told."""
 
     name: str
-    """As asked, fit to be shown."""
+    """As asked, in lower case, fit to be shown."""
     qtype: int
     """As a number (RFC 1035, 3.2.2): 1 A, 28 AAAA."""
     rcode: int
