@@ -195,6 +195,14 @@ def test_anthropics_thinking_and_caches_of_an_hour(stream: bool) -> None:
     assert (reading.cache_write, reading.cache_write_1h, reading.reasoning, reading.input) == (10, 6, 5, 100)
 
 
+def test_openais_dialect_of_others() -> None:
+    """OpenRouter says what a cache took, DeepSeek what it gave."""
+    usage = {"prompt_tokens": 100, "completion_tokens": 7, "prompt_tokens_details": {"cache_write_tokens": 9}}
+    body = {"choices": [], "usage": {**usage, "prompt_cache_hit_tokens": 64}}
+    reading = watch(CASES["chat"], [json.dumps(body).encode()]).reading
+    assert (reading.input, reading.cache_read, reading.cache_write) == (100, 64, 9)
+
+
 def test_of_many_places_that_may_be_the_usage_the_last_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
     monkeypatch.setattr(module, "_object_end", lambda data, at: tried.append(at) or 0)

@@ -345,6 +345,22 @@ async def test_what_comes_in_an_unknown_encoding_passes_and_is_estimated() -> No
     async with server(handler) as setup:
         status, body = await ask(setup, chat())
     assert status == 200 and setup.call.estimated and setup.plugin.statistics()["unreadable"] == 1 and b"\x8b\x01" in body
+    assert setup.call.output_tokens == 1
+
+
+@async_test
+async def test_an_agent_that_hangs_up_amid_a_document_pays_for_what_came() -> None:
+    """It had read nearly all of its answer, for nothing."""
+    body = json.dumps({"model": "gpt-4o", "choices": [{"message": {"content": "x" * 4000}}], "usage": b.USAGE}).encode()
+    handler, _, go = replying("application/json", body[:-1], body[-1:])
+    async with server(handler) as setup:
+        async with connected(setup) as flow:
+            await flow.guest_send(head(chat()))
+            go.put_nowait(None)
+            await flow.guest_read_until(b"xxxx")
+        call = setup.call
+        go.put_nowait(None)
+    assert call.estimated and call.error_type == "cut" and 1000 <= (call.output_tokens or 0) < 1200
 
 
 SECRET = "sk-real-77777777"

@@ -489,6 +489,8 @@ def _counts(live: _Live, exchange: ExchangeReport, billed: bool) -> tuple[int | 
     if outputs is None or not reading.complete:  # what came counts at least; a cut stream's last count is of its beginning
         seen = max(reading.content_events if live.response is not None and live.response.streamed else 0,
                    -(-reading.content_size // CHARACTERS_A_TOKEN))  # fmt: skip
+        if not seen and outputs is None and live.call.operation != "embedding":  # nothing of it could be read, or not to its end
+            seen = -(-exchange.bytes_down // CHARACTERS_A_TOKEN)
         outputs, estimated = max(outputs or 0, seen), True
     return inputs, outputs, estimated
 
