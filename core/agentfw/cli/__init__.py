@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from ..hints import did_you_mean
 from ..statuses import OWN_FAULT
 from ..texts import why
 from .output import complain, say
+from .variables import of_error, with_variables
 
 _SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN}
 """What is wrong is the machine, or a limit, and not a line of ours."""
@@ -62,12 +64,12 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             point = plugin_commands().get(cmd_name)
-            return None if point is None else _with_variables(_plugin_command(point), cmd_name)
+            return None if point is None else with_variables(_plugin_command(point), cmd_name)
         from importlib import import_module
 
         module, attribute = COMMANDS[cmd_name]
         command: click.Command = getattr(import_module(module if module.startswith(".") else f".{module}", __name__), attribute)
-        return _with_variables(command, cmd_name)
+        return with_variables(command, cmd_name)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
@@ -77,17 +79,6 @@ class Commands(click.Group):
             near = did_you_mean(name, self.list_commands(ctx))
             raise Hinted(f"no command `{name}`", near or "see `agentfw --help`")
         return super().resolve_command(ctx, args)
-
-
-def _with_variables(command: click.Command, *path: str) -> click.Command:
-    """Variables are named as options are: `run --json` is AGENTFW_RUN_JSON, whatever its argument is called in Python."""
-    for name, inner in getattr(command, "commands", {}).items():
-        _with_variables(inner, *path, name)
-    for option in command.params:
-        if isinstance(option, click.Option) and option.envvar is None:
-            word = max(option.opts, key=len).lstrip("-")
-            option.envvar = "_".join(("AGENTFW", *path, word)).upper().replace("-", "_")
-    return command
 
 
 def _plugin_command(point: importlib_metadata.EntryPoint) -> click.Command:
@@ -190,13 +181,13 @@ def status_of(call: Callable[[], Any], arguments: list[str] | None = None) -> in
         return 2
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else _command(arguments)
-        complain(_lower(error.format_message()), getattr(error, "hint", "") or f"see `{command} --help`")
+        complain(_told(error, error.format_message()), getattr(error, "hint", "") or f"see `{command} --help`")
         return OWN_FAULT if command in _AS_THE_PROGRAM else 2
     except click.ClickException as error:
         complain(_lower(error.format_message()))
         return OWN_FAULT if error.exit_code == 1 else error.exit_code
     except AgentfwError as error:
-        complain(_lower(str(error)), hint_for(error))
+        complain(_told(error, str(error)), hint_for(error))
         return int(getattr(error, "status", OWN_FAULT))
     except SystemExit:
         if sys.stdout is not stdout:  # click puts a muffler there when the reader has gone, and leaves with status 1
@@ -246,9 +237,16 @@ def _what_a_table_holds(table: str) -> str:
     return "see docs/reference/configuration.md for what the file may hold"
 
 
+def _told(error: Exception, text: str) -> str:
+    """With the variable in the place where others have their file."""
+    return ": ".join(part for part in (of_error(error), _lower(text)) if part)
+
+
 def _lower(text: str) -> str:
-    """click begins with a capital and ends with a full stop; our errors do neither."""
+    """click begins with a capital and ends with a full stop; our errors do neither. It names types as it has them."""
     text = " ".join(text.split()).removesuffix(".")
+    text = re.sub(r"is not a valid (integer|float) range$", r"is not a valid \1", text)
+    text = re.sub(r"is not a valid boolean\. Recognized values: .*", "is neither yes nor no: write 1 or 0", text)
     return text[:1].lower() + text[1:] if text[1:2].islower() else text
 
 

@@ -40,7 +40,7 @@ def all_checks() -> list[Check]:
     """Every check, in the order to mend them."""
     checks: list[Check] = []
     sources: tuple[Callable[[], Iterator[Check] | list[Check]], ...] = (
-        _platform, kvm_checks, _processor, _kernel, _memory, _limits, _native, _cache, _plugins,
+        _platform, kvm_checks, _processor, _kernel, _memory, _limits, _native, _cache, _variables, _plugins,
     )  # fmt: skip
     for source in sources:
         checks += source()
@@ -229,6 +229,14 @@ def _cache() -> Iterator[Check]:
         yield Check("cache", "ok" if free > 1 << 29 else "warn", f"{directory}, {free >> 20} MiB free")
     else:
         yield Check("cache", "fail", f"cannot write to {directory}", "set XDG_CACHE_HOME to a directory you can write to")
+
+
+def _variables() -> Iterator[Check]:
+    from . import cli
+    from .variables import misspelt
+
+    for name, near in misspelt(cli):
+        yield Check("environment", "warn", f"{name} is no option's variable: it is not read", near or "`--help` has the options")
 
 
 def _plugins() -> Iterator[Check]:
