@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,6 +12,8 @@ import aiohttp
 import pytest
 from agentfw import ConfigError, Denied, Destination
 from agentfw.config import Config as File
+from agentfw.plugins import load_plugins
+from agentfw.runtime import Runtime
 from agentfw.testing import make_agent
 from agentfw_dashboard.config import Config
 from agentfw_dashboard.machine import check
@@ -178,6 +181,35 @@ async def test_a_reload_that_cannot_be() -> None:
             assert await status(f"{found.url}/data/overview", "x" * 20) == 200
         await found.move()
         assert not found.trouble and found.url == f"http://{config.listen}"
+
+
+@async_test
+async def test_what_a_reload_refuses_has_the_line_of_the_file_that_is_read(tmp_path: Path) -> None:
+    """Not of the one that still counts."""
+    file = tmp_path / "agentfw.toml"
+    before = File.parsed('[dashboard]\nurl = "https://dash.example"\nlisten = "127.0.0.1:0"\n', file)
+    manager = load_plugins(["dashboard"], before)
+    runtime = Runtime(asyncio.get_running_loop(), manager, before)
+    await runtime.start()
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            port = other.getsockname()[1]
+            with pytest.raises(ConfigError, match=rf"agentfw\.toml:2: dashboard\.listen: cannot listen at 127.0.0.1:{port}"):
+                await runtime.reload(File.parsed(f'[dashboard]\nlisten = "127.0.0.1:{port}"\n', file))
+        with pytest.raises(ConfigError, match=r"agentfw\.toml:3: dashboard\.token_file: .*/nowhere: cannot be read") as caught:
+            await runtime.reload(File.parsed('[dashboard]\n\ntoken_file = "nowhere"\n', file))
+        assert caught.value.hint
+    finally:
+        await runtime.stop()
+
+
+def test_why_nothing_can_listen_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        elsewhere = ("192.0.2.1:8701", "no such address"), ("no-host.invalid:8701", "an address")
+        for listen, word in ((taken, "a pool of yours"), *elsewhere):
+            ((status, _, hint),) = check(File({"dashboard": {"listen": listen}}))
+            assert status == "warn" and word in hint
 
 
 @async_test

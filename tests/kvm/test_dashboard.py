@@ -174,7 +174,8 @@ def test_a_port_that_somebody_has(run: Run, start: Start, tmp_path: Path) -> Non
 
 def test_of_one_command(start: Start, tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text("import sys; print('up', flush=True); sys.stdin.readline()")
-    process = start("run", "--no-config", "--dashboard", "agent.py")
+    (tmp_path / "agentfw.toml").write_text('[dashboard]\nlisten = ""\n')  # of pools: the option goes before it
+    process = start("run", "--dashboard", "agent.py")
     while not (text := line(process, "stderr")).startswith("dashboard: "):
         assert text
     link = text.removeprefix("dashboard: ").strip()

@@ -12,9 +12,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from agentfw.config import Config
 from agentfw.pool import authority
 from agentfw.pool.api import ApiServer
-from agentfw.pool.authority import MAX_ANSWER, MAX_BODY, RouterLink
+from agentfw.pool.authority import MAX_ANSWER, MAX_BODY, RouterLink, _how_to_have
 from agentfw.pool.client import HttpBackend
 from agentfw.pool.jobs import PoolError
 from agentfw.pool.places import SocketPlace
@@ -222,7 +223,9 @@ async def _asked(router: Router, client: HttpBackend, remote: HttpBackend, path:
         assert "a secret" not in str(caught.value) and str(caught.value).isprintable()
         return caught.value.code, str(caught.value)
 
-    assert (await code(remote, "asker", "secret"))[0] == "forbidden"
+    with pytest.raises(PoolError) as caught:
+        await remote.plugin("asker", "secret")
+    assert caught.value.code == "forbidden" and "without `--url`" in caught.value.hint
     for plugin, what, expected, text in (
         ("nobody", "x", "not_found", "there is no such plugin"),
         ("silent", "x", "not_found", "it tells clients nothing"),
@@ -253,3 +256,18 @@ async def _asked(router: Router, client: HttpBackend, remote: HttpBackend, path:
     ):
         found: tuple[int, Mapping[str, str], Any] = answer(await raw(path, request("GET", target)))
         assert found[0] == status and "error" in found[2], (target, found)
+
+
+def test_what_a_pool_lacks_a_plugin_for(tmp_path: Path) -> None:
+    """A list of plugins is all there is: a table adds nothing to it."""
+    file = tmp_path / "agentfw.toml"
+
+    def how(text: str, plugin: str = "dashboard") -> str:
+        return _how_to_have(plugin, Config.parsed(text, file))
+
+    listed = '[run]\nplugins = ["dns", "tls"]\n'
+    assert how(listed) == how(f"{listed}[dashboard]\n") == "add it to [run] `plugins` (agentfw.toml:2)"
+    assert "`--plugins`" in how("") and "table" not in how(""), "pools have it by themselves"
+    assert "`--plugins`" in how('[run]\nplugins = ["dns", "dashboard"]\n')
+    assert how("", "capture").startswith("give it a table")
+    assert "`--plugins`" in how('[capture]\ndirectory = "x"\n', "capture"), "it was not there when the pool was started"

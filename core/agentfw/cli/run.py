@@ -165,6 +165,8 @@ def run(
 
     def load(file: Path | None, pipes: bool = True) -> Config:
         loaded = Config() if no_config else load_config(file, pipes=pipes)
+        if dashboard and _without_page(loaded):
+            loaded = loaded.with_keys("dashboard", {"listen": "127.0.0.1:0"})
         return loaded if har is None else loaded.with_keys("capture", {"file": str(har.absolute()), "directory": ""})
 
     config = load(config_file)
@@ -196,6 +198,12 @@ def run(
     if config.file is None and not no_config and "policy" in options.plugins:
         denials.note = _without_a_file(program[0], FILE_NAME)
     return _with_loop(options, program)
+
+
+def _without_page(config: Config) -> bool:
+    """Its table says so, for pools: what is typed goes before it."""
+    table = config.tables.get("dashboard")
+    return isinstance(table, dict) and table.get("listen") == ""
 
 
 def _without_a_file(script: str, name: str) -> str:

@@ -203,7 +203,11 @@ class _Process:
             raise self._taken(host, port, error) from None
 
     def _taken(self, host: str, port: int, error: OSError) -> ConfigError:
-        return self._service.config.error("pool.listen", f"cannot listen at {host}:{port}: {error.strerror or error}")
+        from ..pool.guard import bind_hint
+
+        found = self._service.config.error("pool.listen", f"cannot listen at {host}:{port}: {error.strerror or error}")
+        found.hint = bind_hint(error, "another one has the port: name a free one, in [pool] `listen` or with `--listen`; 0 is any")
+        return found
 
     async def _open(
         self, api: ApiServer, place: SocketPlace, listen: tuple[str, int, bytes] | None, sockets: list[socket.socket]

@@ -30,6 +30,7 @@ from .link import Channel
 from .messages import Ask, Body, Done, Keep, Query
 
 if TYPE_CHECKING:
+    from ..config import Config
     from .router import Router
     from .workers import Worker
 
@@ -154,14 +155,15 @@ async def answer_api(plugins: PluginManager, plugin: str, what: str, query: Mapp
     found = plugins.get(plugin)
     method = getattr(found, "answer_api", None)
     if found is None:
-        hint = "give it a table in agentfw.toml, or name it in [run] `plugins`, and start the pool anew"
-        raise PoolError("not_found", f"plugin `{shown(plugin, 64)}`: there is no such plugin in this pool", hint)
+        why = f"plugin `{shown(plugin, 64)}`: there is no such plugin in this pool"
+        raise PoolError("not_found", why, f"{_how_to_have(plugin, plugins.config)}, and start the pool anew")
     if method is None:
         able = ", ".join(f"`{name}`" for name in plugins.names if hasattr(plugins.get(name), "answer_api"))
         why = f"plugin `{shown(plugin, 64)}`: it tells clients nothing in this pool"
         raise PoolError("not_found", why, f"those that do: {able or 'none'}")
     if not local and what in getattr(found, "api_local", ()):
-        raise PoolError("forbidden", f"`{shown(what, 64)}` of plugin `{plugin}` is told over the pool's Unix socket only")
+        why = f"`{shown(what, 64)}` of plugin `{plugin}` is told over the pool's Unix socket only"
+        raise PoolError("forbidden", why, "ask on the pool's own machine, without `--url`")
     return await _called(plugin, "answer_api", lambda: method(what, query), API_SECONDS)
 
 
@@ -175,6 +177,18 @@ async def _bytes_of(plugins: PluginManager, question: Ask | Query, name: str, se
     if len(data) > most:
         raise PoolError("internal", f"plugin `{question.plugin}` returned no answer: {len(data)} bytes (at most {most})")
     return Body(data)
+
+
+def _how_to_have(plugin: str, config: Config) -> str:
+    """A list that is given is all there is: neither a table nor being one that pools have adds to it."""
+    from ..plugins.discovery import pool_plugins
+
+    if plugin in pool_plugins(config):
+        return "agentfw.toml has it now; name it in `--plugins`, too, if those are given"
+    if config.run.plugins is not None:
+        place = config.place("run.plugins")
+        return "add it to [run] `plugins`" + (f" ({place})" if place else "")
+    return "give it a table in agentfw.toml, or name it in [run] `plugins`"
 
 
 async def _called(plugin: str, name: str, method: Callable[[], Any], seconds: float) -> Any:

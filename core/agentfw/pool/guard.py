@@ -95,6 +95,17 @@ class Listener:
         return self.token is not None
 
 
+def bind_hint(error: OSError, taken: str) -> str:
+    """What to do when `bind_tcp` fails. `taken`: if another one has the port."""
+    if isinstance(error, socket.gaierror):
+        return "write an address of this machine: 127.0.0.1 is reached from here only, 0.0.0.0 from everywhere"
+    return {
+        errno.EADDRINUSE: taken,
+        errno.EADDRNOTAVAIL: "this machine has no such address: 127.0.0.1 is reached from here only, 0.0.0.0 from everywhere",
+        errno.EACCES: "ports below 1024 are root's: name a higher one",
+    }.get(error.errno or 0, "name another address")
+
+
 def bind_tcp(host: str, port: int) -> list[socket.socket]:
     """Sockets bound to all addresses of `host` that this machine has, at one port (0: any that is free); they do not listen yet.
     OSError."""

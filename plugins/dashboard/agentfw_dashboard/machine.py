@@ -7,7 +7,7 @@ from typing import Literal
 
 from agentfw.addresses import is_loopback
 from agentfw.config import Config as File
-from agentfw.pool.guard import bind_tcp
+from agentfw.pool.guard import bind_hint, bind_tcp
 
 from .config import Config
 
@@ -25,8 +25,8 @@ def check(file: File) -> Iterator[Found]:
         for sock in bind_tcp(host, port):
             sock.close()
     except OSError as error:
-        hint = "if it is not a pool of yours that listens there, name another port in [dashboard] `listen`; 0 is any"
-        yield "warn", f"the page cannot listen at {config.listen}: {error.strerror or error}", hint
+        taken = "if it is not a pool of yours that listens there, name another port in [dashboard] `listen`; 0 is any"
+        yield "warn", f"the page cannot listen at {config.listen}: {error.strerror or error}", bind_hint(error, taken)
         return
     if not is_loopback(host):
         yield "warn", f"the page at {config.listen} is not encrypted", "put a TLS server before it: docs/dashboard.md"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from agentfw import ConfigError
 from agentfw.addresses import is_loopback
 from agentfw.pool.authority import RouterLink
-from agentfw.pool.guard import bind_tcp
+from agentfw.pool.guard import bind_hint, bind_tcp
 from agentfw.pool.tokens import read_token
 
 from .config import Config
@@ -46,7 +46,10 @@ class Page:
         self._file = None if beside is None else beside.with_name(f"{beside.name}.dashboard-token")
         self._made: tuple[int, int, int] | None = None
         self._own_token = secrets.token_urlsafe(32).encode()
-        token = self._token(config)
+        try:
+            token = self._token(config)
+        except ConfigError as error:
+            raise runtime.config.located("dashboard", error) from None
         self.server = WebServer(source, Access(token), files=load(STATIC), door=Door.of(config.names, config.url), output=output,
                                 metrics=metrics)  # fmt: skip
         self.addresses: list[tuple[str, int]] = []
@@ -58,8 +61,10 @@ class Page:
         try:
             self._write_token()
             await self._listen(self.bind(self.config), self.config.address)
-        except BaseException:
+        except BaseException as error:
             await self.close()
+            if isinstance(error, ConfigError) and error.file is None:
+                raise self._runtime.config.located("dashboard", error) from None
             raise
 
     async def close(self) -> None:
@@ -124,6 +129,7 @@ class Page:
         try:
             sockets = self.bind(self.config)
         except ConfigError as error:
+            error = self._runtime.config.located("dashboard", error)
             log.error("%s", error)
             if before and not self.server.listening:
                 await self._listen([sock for host, port in before for sock in bind_tcp(host, port)], self._at)
@@ -134,16 +140,15 @@ class Page:
         log.info("the dashboard is at %s now", self.url or "no address")
 
     def bind(self, config: Config, *, port: int | None = None) -> list[socket.socket]:
-        """`port`: instead of the configured one. ConfigError, with the key."""
+        """`port`: instead of the configured one. ConfigError with the table's key: the file may be one that is yet to count."""
         if config.address is None:
             return []
         host, configured = config.address
         try:
             return bind_tcp(host, configured if port is None else port)
         except OSError as error:
-            found = self._runtime.config.error("dashboard.listen", f"cannot listen at {config.listen}: {error.strerror or error}")
-            found.hint = 'another one has the port: name a free one, 0 for any, or "" for no page'
-            raise found from None
+            hint = bind_hint(error, 'another one has the port: name a free one, 0 for any, or "" for no page')
+            raise ConfigError("listen", f"cannot listen at {config.listen}: {error.strerror or error}", hint=hint) from None
 
     async def _listen(self, sockets: list[socket.socket], at: tuple[str, int] | None) -> None:
         """`at`: the configured address that they are bound to."""
@@ -164,12 +169,13 @@ class Page:
     # -- the token
 
     def _token(self, config: Config) -> bytes:
+        """ConfigError as of `bind()`."""
         if config.token_file is None:
             return self._own_token
         try:
             return read_token(config.token_file)
         except ConfigError as error:
-            raise self._runtime.config.located("dashboard", error) from None
+            raise ConfigError("token_file", f"{config.token_file}: {error.message}", hint=error.hint) from None
 
     def _write_token(self) -> None:
         """One of our own into a file of mode 0600; ConfigError."""
@@ -185,7 +191,7 @@ class Page:
                 file.write(self._own_token + b"\n")
                 self._made = _which(os.fstat(descriptor))
         except OSError as error:
-            raise ConfigError("dashboard.token_file", f"{self._file} cannot be written: {error.strerror}") from None
+            raise ConfigError("token_file", f"{self._file} cannot be written: {error.strerror}") from None
 
     def _remove_token(self) -> None:
         """If it is still the one that we made."""
