@@ -20,10 +20,13 @@ from agentfw import Agent, ConfigError, Denied, RequestHead, hookimpl
 from agentfw.agents import ExitReport
 from agentfw.config import load_config
 from agentfw.plugins import load_plugins
+from agentfw.pool.client import MAX_ANSWER
 from agentfw.pool.jobs import PoolError
 from agentfw.testing import FakeServer, Request, Response, fetch, make_agent, make_runtime, running
 from agentfw_capture import Config, Plugin, exchanges, har, masks
+from agentfw_capture.config import MAX_FETCHED
 from agentfw_capture.files import HarFile
+from agentfw_capture.plugin import MARGIN
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -513,6 +516,30 @@ def test_mistakes_in_the_table(tmp_path: Path, table: str) -> None:
     (tmp_path / "agentfw.toml").write_text(f"[capture]\n{table}\n")
     with pytest.raises(ConfigError):
         load_plugins(["capture"], load_config(tmp_path / "agentfw.toml"))
+
+
+def test_a_file_that_a_pool_writes_is_one_that_it_sends() -> None:
+    """Of all that the configuration lets grow, `agentfw har` fetches the largest; `run --har` is fetched by nobody."""
+    assert Config("a", max_bytes=MAX_FETCHED).max_bytes + MARGIN <= MAX_ANSWER
+    with pytest.raises(ConfigError) as caught:
+        Config("a", max_bytes=MAX_FETCHED + 1)
+    assert caught.value.key == "max_bytes" and str(MAX_FETCHED) in str(caught.value)
+    assert Config(file="a.har", max_bytes=1 << 30).max_bytes == 1 << 30
+
+
+@async_test
+async def test_what_is_there_and_cannot_be_sent_is_said_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentfw_capture.plugin.time.sleep", lambda seconds: None)
+    plugin = Plugin(Config(str(tmp_path), max_bytes=65536))
+    with (tmp_path / "large.har").open("wb") as file:
+        file.truncate(MAX_FETCHED + MARGIN + 1)
+    (tmp_path / "torn.har").write_bytes(b'{"log":{"entries":[')  # its pool was killed
+    (tmp_path / "larger.har").write_text(json.dumps("x" * (2 << 20)))  # than what counts since a reload
+    for name, text in (("large", "in more bytes than are sent"), ("torn", "lacks its end")):
+        with pytest.raises(PoolError, match=text) as caught:
+            await plugin.answer_api("har", {"id": name})
+        assert str(tmp_path / f"{name}.har") in caught.value.hint
+    assert len(msgspec.json.encode(await plugin.answer_api("har", {"id": "larger"}))) > 2 << 20
 
 
 @async_test

@@ -206,7 +206,7 @@ class _Process:
         from ..pool.guard import bind_hint
 
         found = self._service.config.error("pool.listen", f"cannot listen at {host}:{port}: {error.strerror or error}")
-        found.hint = bind_hint(error, "another one has the port: name a free one, in [pool] `listen` or with `--listen`; 0 is any")
+        found.hint = bind_hint(error, "another one has the port: name a free one in `--listen` or [pool] `listen`; 0 is any")
         return found
 
     async def _open(

@@ -46,7 +46,8 @@ RELOAD_WAIT = 600.0
 """Seconds that a reload may take beyond that: templates are made."""
 SLICE = min(60.0, LONGEST_WAIT)
 """Seconds of one request of a wait that has no end."""
-MAX_ANSWER = 256 << 20
+MAX_ANSWER = 257 << 20
+"""Bytes: captures may have 256 MiB, and an end."""
 _NONSENSE = (msgspec.DecodeError, RecursionError)
 """What is raised for an answer that is none of a pool's; the last for one nested too deeply."""
 FEED_PIECE = 1 << 20

@@ -14,10 +14,19 @@ if TYPE_CHECKING:
     from agentfw.pool.client import HttpBackend
 
 
-@click.command(short_help="Fetch what a job said over HTTP, as HAR 1.2.")
+EPILOG = """Examples:
+
+\b
+  agentfw submit --har agent.py
+  agentfw har 7k2m9q4d1x -o job.har
+  agentfw har 7k2m9q4d1x -o - | jq '.log.entries[].request.url'"""
+
+
+@click.command(epilog=EPILOG, short_help="Fetch what a job said over HTTP, as HAR 1.2.")
 @click.argument("job_id", metavar="ID", shell_complete=complete_ids)
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write it there.  [default: ID.har]")
-@click.option("--stdout", is_flag=True, help="Print it instead.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE",
+              help="Write it there; `-`: print it.  [default: ID.har]")  # fmt: skip
+@click.option("--stdout", is_flag=True, help="Print it instead, as `-o -`.")
 @pool_options
 def har(where: Where, job_id: str, output: Path | None, stdout: bool) -> None:
     """Fetch what a job said over HTTP, as HAR 1.2: of one that was submitted with `--har`.
@@ -26,6 +35,7 @@ def har(where: Where, job_id: str, output: Path | None, stdout: bool) -> None:
     """
     if stdout and output is not None:
         raise click.UsageError("`--output` or `--stdout`")
+    stdout = stdout or str(output) == "-"
 
     async def body(pool: HttpBackend) -> bytes:
         import msgspec

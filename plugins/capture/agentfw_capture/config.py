@@ -5,6 +5,10 @@ from __future__ import annotations
 import msgspec
 from agentfw import ConfigError
 
+MAX_FETCHED = 256 << 20
+"""Of a file that a pool's clients ask for: it goes through memory, the router's and theirs."""
+MAX_FILE = 1 << 30
+
 
 class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Table [capture]: HAR files of what single agents say over HTTP."""
@@ -20,10 +24,11 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     body_bytes: int = 65536
     """Of each body, at most 1 MiB; the rest is left out, and counted."""
     max_bytes: int = 64 << 20
-    """Of a file; exchanges that come after it is full are counted only."""
+    """Of a file, at most 256 MiB in a `directory` (what `agentfw har` fetches) and 1 GiB in a `file`; exchanges that come after it
+    is full are counted only."""
 
     def __post_init__(self) -> None:
-        for name, least, most in (("body_bytes", 0, 1 << 20), ("max_bytes", 65536, 1 << 30)):
+        for name, least, most in (("body_bytes", 0, 1 << 20), ("max_bytes", 65536, MAX_FETCHED if self.directory else MAX_FILE)):
             if not least <= getattr(self, name) <= most:
                 raise ConfigError(name, f"must be from {least} to {most}")
         for name in ("directory", "file"):

@@ -20,7 +20,7 @@ from agentfw.runtime import Runtime
 from agentfw.texts import shown
 
 from . import har
-from .config import Config
+from .config import MAX_FETCHED, Config
 from .exchanges import Exchange, encoded
 from .files import HarFile
 from .thread import WriterThread
@@ -36,6 +36,8 @@ MAX_HELD = 64 << 20
 BATCH = 64
 """Exchanges that are written at a time: to hand each to the thread by itself takes longer than to write it."""
 STOP_SECONDS = 5.0
+MARGIN = 1 << 20
+"""Of a file, its end: that is written however full it is."""
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 
@@ -348,7 +350,7 @@ class Plugin:
             why = "there is no capture of that" if config.directory else "this pool has no directory for captures"
             raise PoolError("not_found", why)
         path = self._place(config) / f"{run}.har"
-        data = await asyncio.get_running_loop().run_in_executor(None, _read, path, config.max_bytes + (1 << 20))
+        data = await asyncio.get_running_loop().run_in_executor(None, _read, path)
         if data is None:
             raise PoolError("not_found", f"nothing of `{run}` was captured", "submit jobs with `--har` to have them captured")
         return msgspec.Raw(data)
@@ -374,11 +376,15 @@ def _closed(file: HarFile) -> None:
         log.error("%s lacks its end: %s", file.path, error.strerror)
 
 
-def _read(path: Path, most: int) -> bytes | None:
-    """None: it is not there. Read until it is a whole document: it may be written right now."""
+def _read(path: Path) -> bytes | None:
+    """None: it is not there. Read until it is a whole document: it may be written right now. PoolError if it never is, and for
+    one that is too large: a pool before this one may have had another bound."""
     for _ in range(20):
         try:
-            data = path.read_bytes() if path.stat().st_size <= most else b""
+            if path.stat().st_size > MAX_FETCHED + MARGIN:
+                why = f"`{path.stem}` was captured, in more bytes than are sent ({MAX_FETCHED})"
+                raise PoolError("unavailable", why, f"it is {path}, on the pool's machine")
+            data = path.read_bytes()
         except OSError:
             return None
         try:
@@ -387,4 +393,4 @@ def _read(path: Path, most: int) -> bytes | None:
             time.sleep(0.05)
             continue
         return data
-    return None
+    raise PoolError("unavailable", f"what was captured of `{path.stem}` lacks its end", f"it is {path}, on the pool's machine")
