@@ -668,6 +668,24 @@ def test_top_printed_once_asks_nothing_twice(pool: Pool, command: Command, monke
     assert sorted(asked) == sorted([*always, "jobs", "metrics", "plugins/dashboard/loaded"])
 
 
+def test_top_of_agents_that_have_ended(pool: Pool, command: Command) -> None:
+    """Printed once as in the terminal: without `--all` only those that run; JSON has them all, but for the filter's sake."""
+    jobs = [pool.submit("pass", name=name) for name in ("one", "two")]
+    for job in jobs:
+        pool.wait(job)
+    text = command("top").out.decode()
+    assert "(no agent runs; `--all`: " in text and not any(job in text for job in jobs)
+    rows = [line.split() for line in command("top", "--all", "--sort", "name").out.decode().split("\n\n")[3].splitlines()]
+    assert rows[0][:5] == ["ID", "NAME", "TENANT", "STATE", "WORKER"]
+    assert [row[:2] + row[3:5] for row in rows[1:]] == [
+        [job, name, "code", "0"] for job, name in zip(jobs, ("one", "two"), strict=True)
+    ]
+    assert jobs[0] not in (text := command("top", "-a", "--filter", "two").out.decode()) and jobs[1] in text
+    pool.backend.observatory = FakeObservatory(300)
+    shown = command("top", "--json", "--filter", "browse").document["agents"]
+    assert 0 < len(shown) < 300 and all("browse" in json.dumps(row) for row in shown)
+
+
 def test_top_with_a_dashboard(pool: Pool, command: Command) -> None:
     pool.backend.observatory = FakeObservatory(300)
     document = command("top", "--json").document

@@ -366,6 +366,19 @@ def test_a_pool_that_was_never_there() -> None:
     asyncio.run(run())
 
 
+def test_all_from_the_start() -> None:
+    """`agentfw top --all`: as if `a` had been pressed."""
+
+    async def run() -> None:
+        app = Top(FakeSource(FakeObservatory(40, now=NOW)), 3600.0, ended=True)
+        async with app.run_test(size=(80, 24)) as pilot:
+            await settled(app, pilot)
+            assert "40 of 40 agents" in page(app) and "a running" in page(app)
+            assert "a all" in await press(app, pilot, "a")
+
+    asyncio.run(run())
+
+
 def test_without_the_dashboard_it_says_so() -> None:
     async def body(app: Top, pilot: Pilot[int], source: FakeSource) -> None:
         source.plain = True

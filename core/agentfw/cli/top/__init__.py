@@ -24,7 +24,7 @@ EXAMPLES = """Examples:
 \b
   agentfw top
   agentfw top --filter 'task=browse !done' --sort tokens
-  agentfw top --once
+  agentfw top --once --all
   agentfw top --json | jq '.overview.dns_hit_rate'
 
 \b
@@ -33,6 +33,7 @@ ended too, 1 2 3 pages, space at once, p pause, ? all keys, q quit."""
 
 
 @click.command(epilog=EXAMPLES, short_help="Show a pool at work, in the terminal.")
+@click.option("-a", "--all", "ended", is_flag=True, help="Agents that have ended, too, as far as the pool keeps them.")
 @click.option("--once", is_flag=True, help="Print it once.  [default: if there is no terminal to draw on]")
 @click.option("--interval", type=Range(0.2, 3600), default=2.0, metavar="SECONDS", help="Time between two looks.  [default: 2]")
 @click.option("--filter", "words", default="", metavar="WORDS", help="Only agents with all these words; `!word`: without it.")
@@ -41,8 +42,11 @@ ended too, 1 2 3 pages, space at once, p pause, ? all keys, q quit."""
 )
 @json_option
 @pool_options
-def top(where: Where, once: bool, interval: float, words: str, sort: str, as_json: bool) -> int:
-    """Show a pool at work: its numbers, its agents, and each agent's story."""
+def top(where: Where, ended: bool, once: bool, interval: float, words: str, sort: str, as_json: bool) -> int:
+    """Show a pool at work: its numbers, its agents, and each agent's story.
+
+    With --json agents that have ended are there, too.
+    """
     from .rows import BY_NAME
 
     if sort not in BY_NAME:
@@ -59,13 +63,13 @@ def top(where: Where, once: bool, interval: float, words: str, sort: str, as_jso
             from .source import PoolSource
 
             await pool.describe()  # one that is not there, or not ours, is an error; only one that goes away is looked for again
-            return await run(PoolSource(pool), interval, words, sort)
+            return await run(PoolSource(pool), interval, words, sort, ended)
         if as_json:
-            click.echo(json.dumps(await document(pool)))
+            click.echo(json.dumps(await document(pool, words)))
         else:
             if not once and reason != NO_TERMINAL:
                 say(f"note: {reason}: printed once")
-            put(await text(pool, words, sort))
+            put(await text(pool, words, sort, ended))
         return 0
 
     return talk(where, body)

@@ -53,7 +53,7 @@ class Top(App[int]):
         Binding("question_mark", "help", show=False),
     ]
 
-    def __init__(self, source: Source, interval: float, filter: str = "", sort: str = "cores") -> None:
+    def __init__(self, source: Source, interval: float, filter: str = "", sort: str = "cores", ended: bool = False) -> None:
         super().__init__(ansi_color=True)
         self.source = source
         self.interval = interval
@@ -65,7 +65,7 @@ class Top(App[int]):
         self.paused = False
         self.cores: dict[int, float] = {}
         """Of each worker with its cells, by pid, where they are on this machine."""
-        self.first = First(filter, sort)
+        self.first = First(filter, sort, ended)
         self._cpu: dict[int, float] = {}
         self._at = 0.0
         self._wake = asyncio.Event()
@@ -213,9 +213,9 @@ class First(Sheet):
         *(Binding(key, f"sort_by('{key}')", show=False) for key in BY_KEY),
     ]
 
-    def __init__(self, filter: str = "", sort: str = "cores") -> None:
+    def __init__(self, filter: str = "", sort: str = "cores", ended: bool = False) -> None:
         super().__init__()
-        self._start = filter, sort
+        self._start = filter, sort, ended
         self.page = "1"
         self.loaded: Loaded | None = None
 
@@ -223,7 +223,7 @@ class First(Sheet):
         yield Page("heading", focusable=False)
         yield Page("numbers", focusable=False)
         table = Table("table", self.top.agents, self.top.glyphs)
-        table.filter, table.sort = self._start
+        table.filter, table.sort, table.ended = self._start
         yield table
         page = Page("page")
         page.display = False
@@ -427,9 +427,9 @@ class Keys(Sheet):
         self.dismiss()
 
 
-async def run(source: Source, interval: float, filter: str, sort: str) -> int:
+async def run(source: Source, interval: float, filter: str, sort: str, ended: bool = False) -> int:
     """Until somebody quits; -> the exit status. A signal that ends us gives the screen back first."""
-    app = Top(source, interval, filter, sort)
+    app = Top(source, interval, filter, sort, ended)
     with _signals(app):
         found = await app.run_async(mouse=False)
     return found or app.return_code or 0

@@ -20,10 +20,12 @@ MOST = 200
 """Running jobs that are told of."""
 
 
-async def document(pool: HttpBackend) -> dict[str, Any]:
-    """`overview`, `agents`, `loaded`: as in `agentfw.views`; None where the pool has no dashboard."""
+async def document(pool: HttpBackend, filter: str = "") -> dict[str, Any]:
+    """`overview`, `agents` (those that fit, ended or not), `loaded`: as in `agentfw.views`; None where the pool has no
+    dashboard."""
     import msgspec
 
+    from .rows import Agents
     from .source import PoolSource
 
     source = PoolSource(pool)
@@ -31,20 +33,24 @@ async def document(pool: HttpBackend) -> dict[str, Any]:
         source.look(0), pool.jobs(state="running", limit=MOST), pool.usage(), pool.metrics()
     )
     told = not seen.missing
+    agents = Agents()
+    agents.take(seen.table)
+    fitting = set(agents.ids(filter, ended=True))
     found = {
         "pool": seen.pool,
         "jobs": jobs,
         "usage": usage,
         "metrics": metrics,
         "overview": seen.overview if told else None,
-        "agents": seen.table.rows if told else None,
+        "agents": [row for row in seen.table.rows if row.id in fitting] if told else None,
         "loaded": await source.loaded(),
     }
     return {"version": 1, **msgspec.to_builtins(found)}
 
 
-async def text(pool: HttpBackend, filter: str = "", sort: str = "cores") -> str:
-    """Of the agents that run the first MOST, by what they are sorted by (`cores`: by CPU time)."""
+async def text(pool: HttpBackend, filter: str = "", sort: str = "cores", ended: bool = False) -> str:
+    """Of the agents that run (`ended`: of all that are known) the first MOST, by what they are sorted by (`cores`: by CPU
+    time)."""
     from .pages import numbers, plain
     from .rows import Agents
     from .source import PoolSource
@@ -54,29 +60,34 @@ async def text(pool: HttpBackend, filter: str = "", sort: str = "cores") -> str:
     assert seen.pool is not None
     agents = Agents()
     agents.take(seen.table)
-    rows = [agents.known[id].row for id in agents.ids(filter, sort)]
-    rows = [row for row in rows if row.state == "running"]
+    rows = [agents.known[id].row for id in agents.ids(filter, sort, ended=ended)]
+    if not ended:
+        rows = [row for row in rows if row.state == "running"]
     parts = [summary(seen.pool), workers_table(seen.pool)]
     parts.append(f"({seen.missing})" if seen.missing else plain(numbers(seen.overview, 100, FINE)))
     if rows:
-        parts.append(_agents_table(rows[:MOST], usage, agents.now, not seen.missing))
+        parts.append(_agents_table(rows[:MOST], usage, agents.now, not seen.missing, ended))
+    elif agents.ids(filter, ended=True):
+        parts.append("(no agent runs; `--all`: those that wait and those that have ended, too)")
     hidden = len(rows) - MOST
     return "\n\n".join(parts) + (f"\n({hidden} more)" if hidden > 0 else "")
 
 
-def _agents_table(found: list[AgentRow], usage: dict[str, Usage], now: float, told: bool) -> str:
+def _agents_table(found: list[AgentRow], usage: dict[str, Usage], now: float, told: bool, ended: bool) -> str:
     """`now`: by the pool's clock, as are its times."""
     from . import words
+    from .rows import seconds_of, state_of
 
-    left, right = ("ID", "NAME", "TENANT"), ("WORKER", "TIME", "CPU", "MEMORY", "OUTPUT")
+    left = ("ID", "NAME", "TENANT", "STATE") if ended else ("ID", "NAME", "TENANT")
+    right = ("WORKER", "TIME", "CPU", "MEMORY", "OUTPUT")
     columns = [*((title, False) for title in left), *((title, True) for title in right)]
     if told:
         columns += [(title, True) for title in ("CALLS", "TOKENS", "COST", "DENIED")]
     rows = []
     for each in found:
         used = usage.get(each.id)
-        row = [each.id, each.name, each.tenant, "-" if each.worker is None else str(each.worker)]
-        row.append(duration(max(now - (each.started or now), 0)))
+        row = [each.id, each.name, each.tenant, *([state_of(each)] if ended else [])]
+        row += ["-" if each.worker is None else str(each.worker), duration(seconds_of(each, now))]
         row += [
             f"{each.cpu_seconds:.2f}s",
             words.size(each.memory),
