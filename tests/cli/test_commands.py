@@ -96,6 +96,26 @@ labels = { team = "a" }
     assert "prefetch = false  # agentfw.toml:7\n" in done.stdout
 
 
+def test_config_show_checks_every_table(agentfw: Agentfw, tmp_path: Path) -> None:
+    """Also those of plugins that `agentfw run` would not load; not what only a start can find."""
+    for text, said in (
+        ('[dashboard]\nlistn = "x"\n', "agentfw.toml:2: dashboard.listn: unknown key\n\nhint: did you mean `listen`?"),
+        ("[pool]\nsizee = 1\n", "agentfw.toml:2: pool.sizee: unknown key"),
+        ("[audit]\n", "agentfw.toml:1: audit: the key `file` is missing"),
+        ('[run]\nplugins = ["./mine.py"]\n\n[mine]\nb = 1\n', "agentfw.toml:5: mine.b: unknown key"),
+    ):
+        (tmp_path / "mine.py").write_text(
+            "import msgspec\nclass Config(msgspec.Struct, forbid_unknown_fields=True):\n    a: int = 0\n"
+            "class Plugin:\n    name = 'mine'\n    config_type = Config\n    def __init__(self, config): 1 / 0\n"
+        )
+        (tmp_path / "agentfw.toml").write_text(text)
+        done = agentfw("config", "show")
+        assert (done.returncode, done.stdout) == (125, "") and said in done.stderr, done
+    rule = '[[credentials.rule]]\nhost = "x.example"\nheader = "a"\nvalue = "${env:NOBODY_SETS_THIS}"\n'
+    (tmp_path / "agentfw.toml").write_text(f'[capture]\ndirectory = "/nowhere"\n{rule}')
+    assert agentfw("config", "show").returncode == 0
+
+
 def test_no_secret_is_shown_wherever_it_stands(agentfw: Agentfw, tmp_path: Path) -> None:
     text = """
 [run.env]
