@@ -32,7 +32,11 @@ def of_error(error: BaseException) -> str:
 
 
 def _meant(context: click.Context, error: BaseException) -> Iterator[str]:
-    """Most errors know nothing of options: the value is in their text, quoted or as a path."""
+    """Most errors know nothing of options: the value is in their text, quoted or as a path. What a pool says is of no option."""
+    from ..pool.jobs import PoolError
+
+    if isinstance(error, PoolError):
+        return
     text = error.format_message() if isinstance(error, click.ClickException) else str(error)
     for option in context.command.params:
         source = context.get_parameter_source(option.name or "")
