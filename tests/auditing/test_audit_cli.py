@@ -181,7 +181,12 @@ def test_the_file_that_agentfw_toml_names(
     (log.parent / "below").mkdir()
     monkeypatch.chdir(log.parent / "below")
     status, _, err = run(capfdbinary, "query")
-    assert status == 125 and "no table [audit]" in err and "hint: name the log with `--file FILE`" in err
+    assert (
+        status == 125
+        and "no table [audit]" in err
+        and "hint: give it one, `[audit]` with `file = " in err
+        and "`--file FILE`" in err
+    )
     (log.parent / "agentfw.toml").write_text('[audit]\nfile = "audit.jsonl"\n')
     assert run(capfdbinary, "query", "--event", "exit")[1].count("\n") == 2
     (log.parent / "other.toml").write_text('[audit]\nfile = "none.jsonl"\n')

@@ -130,7 +130,15 @@ def tail(
     return _said(unread)
 
 
-@audit.command()
+QUERY_EXAMPLES = """Examples:
+
+\b
+  agentfw audit query --since 1h --denied --by rule --by agent
+  agentfw audit query --event job.signalled --who "uid 1000"
+  agentfw audit query --job 7k2m9q4d1x --format jsonl | jq .rule"""
+
+
+@audit.command(epilog=QUERY_EXAMPLES)
 @choosing
 @click.option("--since", callback=_moment, metavar="TIME", help="Not before: 30m, 1h, 2d (ago), or 2026-01-31T12:00.")
 @click.option("--until", callback=_moment, metavar="TIME", help="Before this time.")
@@ -152,10 +160,6 @@ def query(
     """Print all lines that are chosen, oldest first: of the log and of all files put away.
 
     `--format jsonl` prints them as they stand there.
-
-    \b
-    agentfw audit query --since 1h --denied --by rule --by agent
-    agentfw audit query --event job.signalled --who "uid 1000"
     """
     if since is not None and until is not None and until <= since:
         raise click.UsageError("`--until` is not after `--since`: nothing is in between")
@@ -188,7 +192,7 @@ def _path(log: Path | None, config: Path | None) -> Path:
     if "audit" not in loaded.tables:
         where = str(loaded.file) if loaded.file else "no agentfw.toml from here upward"
         error = ConfigError("", f"no table [audit] ({where})")
-        error.hint = "name the log with `--file FILE`"
+        error.hint = 'give it one, `[audit]` with `file = "/var/log/agentfw/audit.jsonl"`, or name a log with `--file FILE`'
         raise error
     base = loaded.file.parent if loaded.file else Path()
     return base / Path(loaded.plugin("audit", Config).file).expanduser()
