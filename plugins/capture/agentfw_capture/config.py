@@ -24,8 +24,8 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     body_bytes: int = 65536
     """Of each body, at most 1 MiB; the rest is left out, and counted."""
     max_bytes: int = 64 << 20
-    """Of a file, at most 256 MiB in a `directory` (what `agentfw har` fetches) and 1 GiB in a `file`; exchanges that come after it
-    is full are counted only."""
+    """Of a file, at most 256 MiB in a `directory` (what `agentfw har` fetches) and 1 GiB in a `file`; exchanges that come after
+    it is full are counted only."""
 
     def __post_init__(self) -> None:
         for name, least, most in (("body_bytes", 0, 1 << 20), ("max_bytes", 65536, MAX_FETCHED if self.directory else MAX_FILE)):
