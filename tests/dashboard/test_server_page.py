@@ -13,6 +13,8 @@ import pytest
 from agentfw import ConfigError, Denied, Destination
 from agentfw.config import Config as File
 from agentfw.plugins import load_plugins
+from agentfw.pool.client import HttpBackend
+from agentfw.pool.jobs import PoolError
 from agentfw.runtime import Runtime
 from agentfw.testing import make_agent
 from agentfw_dashboard.config import Config
@@ -73,6 +75,15 @@ async def test_agents_do_not_reach_it_while_it_is_closed_either(monkeypatch: pyt
         monkeypatch.setattr(found.server, "close", closing)
         await found.close()
         assert kept == [tuple(found.addresses)]
+
+
+@async_test
+async def test_who_takes_it_for_the_control_api_is_told() -> None:
+    async with page() as found, HttpBackend(url=found.url, token=found.server.access.token) as pool:
+        for asked in (pool.prometheus, pool.describe):
+            with pytest.raises(PoolError, match="is a pool's page, not its control API") as caught:
+                await asked()
+            assert "`--listen`" in caught.value.hint
 
 
 @async_test

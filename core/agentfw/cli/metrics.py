@@ -9,8 +9,14 @@ import click
 from .connect import Where, json_option, pool_options, talk
 from .output import put
 
+EXAMPLES = """Examples:
 
-@click.command()
+\b
+  agentfw metrics | grep ^agentfw_jobs
+  agentfw metrics --json | jq '.metrics["policy.denied"]'"""
+
+
+@click.command(epilog=EXAMPLES)
 @json_option
 @pool_options
 def metrics(where: Where, as_json: bool) -> None:

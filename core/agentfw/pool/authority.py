@@ -184,7 +184,7 @@ def _how_to_have(plugin: str, config: Config) -> str:
     from ..plugins.discovery import pool_plugins
 
     if plugin in pool_plugins(config):
-        return "agentfw.toml has it now; name it in `--plugins`, too, if those are given"
+        return "name it in `--plugins`, if the pool has those"
     if config.run.plugins is not None:
         place = config.place("run.plugins")
         return "add it to [run] `plugins`" + (f" ({place})" if place else "")

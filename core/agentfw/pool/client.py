@@ -255,6 +255,9 @@ class HttpBackend:
                 allow_redirects=False,
             ) as response:  # fmt: skip
                 if VERSION_HEADER not in response.headers:
+                    if response.headers.get("Server") == "agentfw":
+                        hint = "name the place of its `--listen`, with the token of that"
+                        raise PoolError("unavailable", f"at {self._where} is a pool's page, not its control API", hint)
                     raise self._foreign(f"status {response.status} without `{VERSION_HEADER}`")
                 if response.status >= 300:
                     raise await self._refused(response)
