@@ -10,7 +10,7 @@ from typing import Any
 
 import agentfw_native
 import pytest
-from agentfw import ConfigError, hookimpl
+from agentfw import ConfigError, Denied, Destination, hookimpl
 from agentfw.config import Config, load_config
 from agentfw.plugins import load_plugins
 from agentfw.reports import AuditEvent
@@ -57,6 +57,22 @@ async def serving_agents(**table: Any) -> AsyncIterator[tuple[Runtime, Watch]]:
 
 async def reload(runtime: Runtime, **table: Any) -> None:
     await runtime.reload(Config({"policy": BASE | table}))
+
+
+@async_test
+async def test_the_order_of_profiles_is_taken_over() -> None:
+    """An agent's is the first that fits it; to Python, tables with other orders are the same."""
+    strict = {"labels": {"team": "red"}, "deny": ["a.example"], "allow": ["b.example"]}
+    lax = {"agents": ["red"], "allow": ["a.example"]}
+    async with serving_agents(profile={"lax": lax, "strict": strict}) as (runtime, _):
+        await runtime.plugins.allow(RED, Destination.make("https", "a.example"))
+        assert (await runtime.reload(Config({"policy": BASE | {"profile": {"strict": strict, "lax": lax}}}))).tables == (
+            "policy",
+        )
+        with pytest.raises(Denied):
+            await runtime.plugins.allow(RED, Destination.make("https", "a.example"))
+        again = Config({"policy": {"profile": {"strict": dict(reversed(strict.items())), "lax": lax}} | BASE})
+        assert (await runtime.reload(again)).tables == (), "keys of a table that has its own have no order"
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -11,6 +11,8 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ..errors import AgentfwError, ConfigError, HookError, PluginError
 from .limits import Limits
 
@@ -41,13 +43,13 @@ class Prepared:
 
     def _prepare(self, name: str, plugin: object) -> Commit | None:
         config, before = self._config, self._manager.config
-        if config.tables.get(name) == before.tables.get(name):
+        if _same(config.tables.get(name), before.tables.get(name)):
             return None
         kind = getattr(plugin, "config_type", None)
         if kind is None:
             raise config.error(name, "this plugin has no configuration")
         table = config.plugin(name, kind)
-        if table == before.plugin(name, kind):
+        if _same(table, before.plugin(name, kind)):
             return None
         reconfigure = getattr(plugin, "reconfigure", None)
         if reconfigure is None:
@@ -89,6 +91,16 @@ class Prepared:
         self._manager.arrange()
         if failure is not None:
             raise failure
+
+
+def _same(table: object, before: object) -> bool:
+    """Also in the order of what is in them: of a policy's profiles the first that fits an agent is its own. And in its types."""
+    if table != before:
+        return False
+    try:
+        return repr(msgspec.to_builtins(table)) == repr(msgspec.to_builtins(before))
+    except (TypeError, ValueError):  # it holds something of its own
+        return False
 
 
 def _done(result: object) -> None:
