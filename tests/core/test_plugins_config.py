@@ -15,6 +15,7 @@ from agentfw import Agent, ConfigError, Denied, Destination, ExitReport, hookimp
 from agentfw.config import Config, load_config
 from agentfw.errors import HookError, PluginError, UnknownPlugin
 from agentfw.plugins import PluginManager, available, load_plugins, without_effect
+from agentfw.plugins.loading import known_tables
 from agentfw.testing import make_agent
 from agentfw_credentials import Config as CredentialsConfig
 
@@ -221,6 +222,9 @@ def test_the_table_of_a_plugin_has_the_name_that_it_gives_itself(tmp_path: Path)
     file.write_text(MINE + "    name = 'yours'\n")
     loaded = load_plugins([str(file)], load_config(write(tmp_path, "[yours]\nword = 'never'\n")))
     assert getattr(loaded.get("yours"), "config").word == "never"  # noqa: B009
+    assert "yours" in known_tables([str(file)], load_config(write(tmp_path, "[yours]\n")))
+    assert "yours" not in known_tables([str(file)], load_config(write(tmp_path, "[policy]\n"))), "nobody was asked"
+    assert "yours" not in known_tables([str(tmp_path / "none.py")], load_config(write(tmp_path, "[yours]\n")))
     with pytest.raises(ConfigError, match=r"mine: this plugin calls itself `yours`: its table is \[yours\]"):
         load_plugins([str(file)], load_config(write(tmp_path, "[mine]\nword = 'never'\n")))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,10 +34,11 @@ def show(file: Path | None, origin: bool, as_json: bool) -> None:
     Whether secrets, files and ports are there is seen at a start only.
     """
     from ..config import load_config
-    from ..plugins import available, chosen_plugins, plugin_name
+    from ..plugins import chosen_plugins
+    from ..plugins.loading import known_tables
 
     loaded = load_config(file)
-    plugins = {name: name for name in available()} | {plugin_name(given): given for given in chosen_plugins(loaded)}
+    plugins = known_tables(chosen_plugins(loaded), loaded)
     loaded.check_tables(plugins)
     _check_keys(loaded, plugins)
     tables = {name: masked(table) for name, table in loaded.tables.items()}
@@ -61,7 +64,8 @@ def _check_keys(loaded: Config, plugins: dict[str, str]) -> None:
     for name in loaded.tables:
         if name in plugins:
             try:
-                kind = getattr(plugin_class(plugins[name])[1], "config_type", None)
+                with contextlib.redirect_stdout(sys.stderr):  # what it prints is not data
+                    kind = getattr(plugin_class(plugins[name])[1], "config_type", None)
             except PluginError as error:  # a package that it needs is not here
                 say(f"note: [{name}] is not checked: {error}")
                 continue

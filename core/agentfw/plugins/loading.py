@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
 import re
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from .. import hookspecs
-from ..config import is_path
+from ..config import OWN_TABLES, is_path
 from ..errors import AgentfwError, ConfigError, PluginError
 from ..texts import why
 from .discovery import available, chosen_plugins, entry_point, plugin_name, pool_plugins
@@ -95,6 +96,16 @@ def check_api(plugin: str, wanted: object) -> None:
         raise PluginError(f"plugin `{plugin}` is for hook API {wanted}, this agentfw has {has}: another major version")
     if int(match[2] or 0) > minor:
         raise PluginError(f"plugin `{plugin}` needs hook API {wanted} or newer, this agentfw has {has}: update agentfw")
+
+
+def known_tables(given: Sequence[str], config: Config) -> dict[str, str]:
+    """Names of plugins' tables, and what loads each. What a plugin calls itself is asked only if there is a table that would be
+    nobody's else."""
+    known = {name: name for name in available()} | {plugin_name(each): each for each in given}
+    for each in given if config.tables.keys() - OWN_TABLES - known.keys() else ():
+        with contextlib.suppress(AgentfwError), contextlib.redirect_stdout(sys.stderr):  # what it prints is not data
+            known[plugin_class(each)[0]] = each
+    return known
 
 
 def made_plugins(given: Sequence[str], config: Config) -> Iterator[tuple[str, object]]:

@@ -13,7 +13,8 @@ from agentfw.config import Config as File
 from agentfw.config import load_config
 from agentfw.errors import ConfigError, Denied
 from agentfw.guest_rules import GuestRules
-from agentfw.plugins import available, chosen_plugins, plugin_name
+from agentfw.plugins import chosen_plugins
+from agentfw.plugins.loading import known_tables
 
 from .config import Config
 from .explain import as_json, explain, lines
@@ -125,7 +126,7 @@ def _around(loaded: File) -> list[tuple[str, str]]:
         text = "run.plugins: `policy` is not among them: nothing of [policy] has an effect"
         found.append((loaded.place("run.plugins"), text))
     try:
-        loaded.check_tables({*available(), *map(plugin_name, plugins)})
+        loaded.check_tables(known_tables(plugins, loaded))
     except ConfigError as error:  # perhaps the table of a plugin that `--plugins` will name
         text = f"{error.key}: {error.message.partition(' (')[0]}" + (f" ({error.hint})" if error.hint else "")
         found.append((loaded.place(error.key), text))
