@@ -43,7 +43,7 @@ class BudgetConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     per: str = "agent"
     """Whose it is: `"agent"` (each has its own), `"run"` (all agents together), `"label:NAME"` (all agents with the same
-    value of that label)."""
+    value of that label; agents without it are not limited)."""
     labels: dict[str, str] = {}
     """Only of agents with these labels."""
     calls: int | None = None
