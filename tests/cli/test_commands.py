@@ -10,9 +10,10 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from agentfw.cli import doctor
+from agentfw.cli import doctor, service
 from agentfw.cli.options import split
 from agentfw.cli.output import Kept, Lines
 from agentfw.fleet import exit_status
@@ -201,6 +202,20 @@ def test_doctor_outlives_plugins_that_fail(monkeypatch: pytest.MonkeyPatch, tmp_
     assert (kind.name, kind.status) == ("kind", "warn") and "Expected `str`" in kind.detail
     assert (exits.name, exits.status) == ("exits", "warn") and "check_machine(): SystemExit: 0" in exits.detail
     assert good == doctor.Check("good", "warn", str(tmp_path / "agentfw.toml"), "mend it")
+
+
+@pytest.mark.parametrize(("plugins", "said"), [(("dns",), True), (("dns", "policy"), False), ((), False)])
+def test_a_pool_without_a_policy_says_so(
+    plugins: tuple[str, ...], said: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def describe() -> object:
+        return SimpleNamespace(workers=())
+
+    monkeypatch.setattr("agentfw.cli.pool.ready_line", lambda info, place, took: "pool ready")
+    process = service._Process(SimpleNamespace(quiet=False, as_json=False, plugins=plugins), None, None)  # type: ignore[arg-type]
+    router = SimpleNamespace(describe=describe, runtime=None)
+    asyncio.run(process._tell(router, SimpleNamespace(path=Path("s"))))  # type: ignore[arg-type]
+    assert ("note: without the `policy` plugin" in capsys.readouterr().err) == said
 
 
 def test_doctor_names_what_would_not_be_called_and_what_nobody_reads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
