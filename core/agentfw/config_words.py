@@ -10,6 +10,7 @@ import msgspec
 from msgspec import inspect as shapes
 
 from .hints import did_you_mean
+from .sizes import parse_size
 
 _WORDS: tuple[tuple[type, str], ...] = (
     (shapes.StrType, "text"),
@@ -66,9 +67,22 @@ def wrong_value(kind: type[msgspec.Struct], path: Sequence[str | int], value: An
         return f"expected {type_name(shape)}, got {_quoted(value)}", did_you_mean(value, choices, '"{}"')
     got = re.search(r", got `(\w+)`\Z", said)
     if shape is not None and got:
-        return f"expected {type_name(shape)}, got {_OF_MSGSPEC.get(got[1], got[1])}", ""
+        return f"expected {type_name(shape)}, got {_OF_MSGSPEC.get(got[1], got[1])}", _as_meant(shape, value, str(path[-1]))
     said = re.sub(r" \| null\b", "", said[:1].lower() + said[1:])
     return re.sub(r"`(\w+)`", lambda match: _OF_MSGSPEC.get(match[1], match[0]), said), ""
+
+
+def _as_meant(shape: Any, value: Any, key: str) -> str:
+    """A hint for a text in the place of another kind: some keys have sizes as "64M", others bytes. A list's is not repeated: it
+    may be a command with a secret."""
+    if not isinstance(value, str):
+        return ""
+    sized = re.search("bytes|output", key) is not None or re.fullmatch("[0-9]{1,19}", value) is not None
+    if isinstance(shape, shapes.IntType) and sized and (size := parse_size(value)) is not None:
+        return f"write {size}, without quotes"
+    if isinstance(shape, _LISTS) and isinstance(_bare(shape.item_type), shapes.StrType):
+        return 'write `["..."]`'
+    return ""
 
 
 def _at(kind: type[msgspec.Struct], path: Sequence[str | int]) -> Any:

@@ -66,7 +66,7 @@ def write(directory: Path, text: str) -> Path:
 def test_mistakes_name_key_file_and_line(tmp_path: Path, text: str, key: str, line: int, message: str) -> None:
     file = write(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
-        load_plugins(["policy", "credentials", "native"], load_config(file))
+        load_plugins(["policy", "credentials", "native", "audit"], load_config(file))
     error = caught.value
     assert (error.key, error.file) == (key, str(file)) and message in str(error), str(error)
     assert error.line == line or (key == "" and error.line in (2, 3)), str(error)
@@ -76,7 +76,7 @@ def test_mistakes_name_key_file_and_line(tmp_path: Path, text: str, key: str, li
 @pytest.mark.parametrize(
     ("text", "key", "line", "message", "hint"),
     [
-        ("[policy]\nallow = 'a.example'\n", "policy.allow", 2, "expected list of text, got text", ""),
+        ("[policy]\nallow = 'a.example'\n", "policy.allow", 2, "expected list of text, got text", 'write `["..."]`'),
         ("[policy]\nalow = []\n", "policy.alow", 2, "unknown key", "did you mean `allow`?"),
         ("[native]\nzzz = 1\n", "native.zzz", 2, "unknown key (known: resolve, ", ""),
         ("[polcy]\n", "polcy", 1, "unknown table (known: ", "did you mean `policy`?"),
@@ -89,7 +89,10 @@ def test_mistakes_name_key_file_and_line(tmp_path: Path, text: str, key: str, li
         ("[policy.profile.b]\n[[policy.profile.b.rule]]\naction = 'deny'\n[[policy.profile.b.rule]]\naction = 5\n",
          "policy.profile.b.rule.1.action", 5, "got integer", ""),
         ("[credentials.command.vault]\nargv = 'vault'\n", "credentials.command.vault.argv", 2,
-         "expected list of text, got text", ""),
+         "expected list of text, got text", 'write `["..."]`'),
+        ("[native]\nttl = '300'\n", "native.ttl", 2, "got text", "write 300, without quotes"),
+        ("[native]\nttl = '5m'\n", "native.ttl", 2, "got text", ""),  # minutes, not MiB
+        ("[policy]\n[audit]\nfile = 'a'\nmax_bytes = '2K'\n", "audit.max_bytes", 4, "got text", "write 2048, without quotes"),
         ("[native]\nttl = -1\n", "native.ttl", 2, "expected integer >= 0", ""),
         ("[policy]\nallow = ['https://a.example/v1']\n", "policy.allow.0", 2, "a URL; wanted is just the host", ""),
         ("[policy]\nallow = ['a.example/v1']\n", "policy.allow.0", 2, "a network, without a path", ""),
@@ -100,7 +103,7 @@ def test_mistakes_name_key_file_and_line(tmp_path: Path, text: str, key: str, li
 def test_mistakes_are_told_in_the_words_of_toml(tmp_path: Path, text: str, key: str, line: int, message: str, hint: str) -> None:
     file = write(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
-        load_plugins(["policy", "credentials", "native"], load_config(file))
+        load_plugins(["policy", "credentials", "native", "audit"], load_config(file))
     error = caught.value
     assert (error.key, error.line, error.hint) == (key, line, hint) and message in error.message, (str(error), error.hint)
     assert "`str`" not in str(error) and "object" not in str(error) and "null" not in str(error)
