@@ -154,6 +154,12 @@ def test_shares_come_back_and_are_bounded() -> None:
     assert not kept._shares
 
 
+def test_who_says_nothing_for_long_saves_up_no_more_than_a_burst() -> None:
+    kept = shares.Shares(lambda *missing: None)
+    assert [kept.admit("a", "A", 60, 10, 100, now) for now in (0.0, 1000.0, 1000.0)] == [True, True, False]
+    assert not kept.admit("a", "A", 60, 10, 50, 2000.0), "nor than one that a reload has made smaller"
+
+
 def put(path: Path, count: int, size: int = 50, **more: Any) -> Writer:
     options: dict[str, Any] = {"max_bytes": 4096, "keep": 3, "sync": "no", **more}
     made = Writer(LogFile(path, **options), 1 << 20)

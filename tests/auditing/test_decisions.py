@@ -307,13 +307,14 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         counted += count
 
     kept = decisions.Decisions(tell, lambda: 1.0)
+    agent = make_agent("a")
     for round_ in range(2):
         for number in range(decisions.MAX_KINDS + 50):
-            kept.met(make_agent("a"), Destination.make("dns", f"n{number}.example"), Decision(allowed=True))
+            kept.met(agent, Destination.make("dns", f"n{number}.example"), Decision(allowed=True))
+        assert len(kept._agents[agent.id]) == decisions.MAX_KINDS
         for number in range(15):
             kept.met(make_agent(str(number)), None, Decision(allowed=True))
             assert len(kept._agents) <= 10, round_
-    assert max(map(len, kept._agents.values())) <= decisions.MAX_KINDS
     kept.tell()
     assert counted == 2 * (decisions.MAX_KINDS + 50 + 15) and not kept._counted
 

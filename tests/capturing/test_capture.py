@@ -16,12 +16,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from agentfw import Agent, ConfigError, Denied, RequestHead, hookimpl
+from agentfw import Agent, ConfigError, Denied, Destination, RequestHead, hookimpl
 from agentfw.agents import ExitReport
 from agentfw.config import load_config
 from agentfw.plugins import load_plugins
 from agentfw.pool.client import MAX_ANSWER
 from agentfw.pool.jobs import PoolError
+from agentfw.reports import ExchangeReport
 from agentfw.testing import FakeServer, Request, Response, fetch, make_agent, make_runtime, running
 from agentfw_capture import Config, Plugin, exchanges, har, masks
 from agentfw_capture.config import MAX_FETCHED
@@ -477,6 +478,17 @@ async def test_a_compressed_request_is_shown_as_it_was_before(tmp_path: Path) ->
     (entry,) = load(tmp_path / "a.har")["entries"]
     assert entry["request"]["postData"]["text"] == "grant=x&client_secret=(masked)"
     assert entry["request"]["bodySize"] == len(body)
+
+
+@pytest.mark.parametrize("reused", [False, True])
+def test_who_got_a_connection_that_was_there_did_not_connect(reused: bool) -> None:
+    exchange = exchanges.Exchange("a", 100)
+    exchange.report = ExchangeReport(
+        exchange=1, destination=Destination.make("https", "x.example"), method="GET", target="/", status=0, bytes_up=0,
+        bytes_down=0, started=0.0, connected=0.25, first_byte=0.5, seconds=1.0, reused=reused,
+    )  # fmt: skip
+    timings = exchanges.entry(exchange, 100, bytes).timings
+    assert (timings.connect, timings.wait, timings.receive) == (-1.0 if reused else 250.0, 250.0, 500.0)
 
 
 def test_bodies_that_are_strange() -> None:

@@ -195,6 +195,32 @@ def test_anthropics_thinking_and_caches_of_an_hour(stream: bool) -> None:
     assert (reading.cache_write, reading.cache_write_1h, reading.reasoning, reading.input) == (10, 6, 5, 100)
 
 
+@pytest.mark.parametrize(
+    ("case", "event"),
+    [
+        ("chat stream", {"choices": [{"delta": {"content": None, "tool_calls": [{"function": {"arguments": "{"}}]}}]}),
+        ("chat stream", {"choices": [{"delta": {"reasoning_content": "hm"}}]}),
+        ("chat stream", {"choices": [{"delta": {"refusal": "no"}}]}),
+        ("chat stream", {"choices": [{"text": "old"}]}),
+        ("response stream", {"type": "response.function_call_arguments.delta", "delta": "{"}),
+        ("message stream", {"type": "content_block_delta", "delta": {"type": "input_json_delta", "partial_json": "{"}}),
+        ("message stream", {"type": "content_block_delta", "delta": {"type": "thinking_delta", "thinking": "hm"}}),
+        ("message stream", {"type": "content_block_delta", "delta": {"type": "citations_delta", "citation": {"a": 1}}}),
+        ("generate stream", {"candidates": [{"content": {"parts": [{"functionCall": {"name": "f"}}]}}]}),
+    ],
+)
+def test_tools_thoughts_and_refusals_are_content(case: str, event: object) -> None:
+    """Of which a stream that is cut has its estimate."""
+    made = watch(CASES[case], [b.sse(event)])
+    assert made.reading.content_events == 1 and made.reading.content_size > 0 and made.first_token == 0.0
+
+
+def test_what_a_cache_or_a_tool_adds_to_geminis_prompt_is_in_it() -> None:
+    usage = {"promptTokenCount": 100, "toolUsePromptTokenCount": 9, "cachedContentTokenCount": 64}
+    reading = watch(CASES["generate"], [json.dumps({"usageMetadata": usage}).encode()]).reading
+    assert (reading.input, reading.output, reading.cache_read) == (109, 0, 64)
+
+
 def test_openais_dialect_of_others() -> None:
     """OpenRouter says what a cache took, DeepSeek what it gave."""
     usage = {"prompt_tokens": 100, "completion_tokens": 7, "prompt_tokens_details": {"cache_write_tokens": 9}}
@@ -423,6 +449,7 @@ def test_prices() -> None:
     hour = Prices({"c": PriceConfig(3.0, 15.0, 0.3, 3.75, 6.0)})
     assert hour.cost(("c",), 1_000_000, 0, 0, 500_000, 200_000) == pytest.approx(0.5 * 3 + 0.3 * 3.75 + 0.2 * 6)
     assert prices.cost(("claude-x",), 100_000, 0, 0, 100_000, 50_000) == pytest.approx(0.375), "without a price of its own"
+    assert Prices({"g": PriceConfig(2.0)}).cost(("g",), 1_000_000, 0, 300_000, 200_000) == 2.0, "the cache's are as others"
     assert prices.cost(("llama", "gpt-4o"), 0, 100_000) == 1.0, "the name in the request, if the response's has no price"
     assert prices.cost(("llama", ""), 1, 1) is None and not Prices({})
 

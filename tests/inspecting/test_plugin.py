@@ -262,6 +262,16 @@ async def test_errors_are_the_providers_and_cost_nothing() -> None:
 
 
 @async_test
+async def test_an_error_that_comes_as_an_answer_costs_nothing() -> None:
+    handler, _, go = replying("application/json", b'{"error":{"type":"overloaded","message":"later"}}')
+    go.put_nowait(None)
+    async with server(handler, Config(prices=PRICES)) as setup:
+        await ask(setup, chat())
+        call = setup.call
+    assert (call.status, call.error_type, call.input_tokens, call.cost, call.estimated) == (200, "overloaded", None, None, False)
+
+
+@async_test
 async def test_what_others_refuse_is_no_call() -> None:
     async with model(third=Third("request")) as setup:
         assert (await ask(setup, chat()))[0] == 403

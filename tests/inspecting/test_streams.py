@@ -95,6 +95,15 @@ def test_an_endless_line_is_not_kept(prefix: bytes) -> None:
     assert events.feed(b"\n\ndata: next\n\n", False) == [(b"", b"next")]
 
 
+def test_a_comment_however_long_is_no_part_of_its_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "MAX_EVENT", 100)
+    stream = sse.EventStream()
+    assert not stream.feed(b"data: x\n:", False)
+    for _ in range(9):
+        assert not stream.feed(b"c" * 50, False)
+    assert stream.feed(b"\ndata: y\n\n", False) == [(b"", b"x\ny")] and not stream.oversize
+
+
 def test_small_pieces_of_a_large_event_do_not_cost_their_square() -> None:
     events = EventStream()
     body = b"data: " + b"x" * 300_000 + b"\n\n"
