@@ -161,9 +161,9 @@ def test_lines_that_are_none_are_left_out_and_told(log: Path, capfdbinary: pytes
         file.write(b'{"time":1,"ev\n\n[]\n\xff\xfe\x1b[31m\n' + json.dumps(LINES[0]).encode() + b'\n{"time":2,"event":"half')
     status, out, err = run(capfdbinary, "query", "--file", log, "--format", "jsonl")
     assert status == 1 and len(out.splitlines()) == len(LINES) + 1
-    assert err.startswith("note: 3 lines could not be read, the first: '{") and err.strip().isprintable()
+    assert err.startswith("note: 4 lines could not be read, the first: '{") and err.strip().isprintable()
     status, out, err = run(capfdbinary, "tail", "--file", log, "-n", "2", "--format", "jsonl")
-    assert (status, len(out.splitlines())) == (1, 2) and "3 lines" in err
+    assert (status, len(out.splitlines())) == (1, 2) and "4 lines" in err
 
 
 def test_tail(log: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -269,6 +269,33 @@ def test_following_until_ctrl_c(log: Path) -> None:
         process.kill()
         process.wait(10)
         process.stdout.close()
+
+
+def test_what_is_torn_is_told_while_following(log: Path) -> None:
+    """It goes on until somebody ends it: a note at the end would never come."""
+    command = [*COMMAND, "tail", "-f", "-n1", "--file", str(log), "--format", "jsonl"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stderr is not None
+    try:
+        assert json.loads(process.stdout.readline()) == LINES[-1]
+        with log.open("ab") as file:
+            file.write(b'{"time":1,"ev\n' + json.dumps(LINES[0]).encode() + b"\n")
+        assert json.loads(process.stdout.readline()) == LINES[0]
+        assert process.stderr.readline() == b"note: 1 line could not be read, the first: '{\"time\":1,\"ev'\n"
+    finally:
+        process.kill()
+        process.wait(10)
+        process.stdout.close()
+        process.stderr.close()
+
+
+def test_a_line_without_end_is_told(log: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    """Of a pool that was killed amid it."""
+    with log.open("ab") as file:
+        file.write(b'{"time":1,"ev')
+    for command in ("query", "tail"):
+        status, out, err = run(capfdbinary, command, "--file", log, "--format", "jsonl")
+        assert status == 1 and json.loads(out.splitlines()[-1]) == LINES[-1] and err.startswith("note: 1 line could not be read")
 
 
 def test_whose_reader_goes_away(log: Path) -> None:

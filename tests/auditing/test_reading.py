@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import json
 import os
@@ -129,18 +130,15 @@ def test_lines_are_the_same_both_ways(
 ) -> None:
     """-1: an empty line. Those that are too long are left out and counted, in whatever pieces they are read."""
     path = tmp_path_factory.mktemp("log") / "a"
-    ended = ended or not sizes or sizes[-1] < 0  # else the last one is being written, and not looked at
     lines = [b"" if size < 0 else b"{" + b"x" * size + b"}" for size in sizes]
     path.write_bytes(b"\n".join(lines) + (b"\n" if ended and lines else b""))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reading, "PIECE", piece)
         patch.setattr(reading, "MAX_LINE", most)
         forward, backward, unread = both_ways(path)
-    unended = [] if ended else lines[-1:]
-    lines = lines if ended else lines[:-1]
     short = [each for each in lines if each and len(each) <= most]
     assert forward == backward == short
-    assert unread.lines == sum(len(each) > most for each in (*lines, *unended))
+    assert unread.lines == sum(len(each) > most for each in lines)
 
 
 def test_memory_is_bounded(tmp_path: Path) -> None:
@@ -177,10 +175,29 @@ def test_a_gzip_file_that_is_broken_is_told(tmp_path: Path) -> None:
 def test_a_last_line_that_is_being_written_is_not_shown(tmp_path: Path) -> None:
     path = tmp_path / "a"
     write(path, line(0), line(1)[:20], end=b"")
-    forward, backward, unread = both_ways(path)
-    assert numbers(forward) == numbers(backward) == [0] and not unread.lines
+    with path.open("ab") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)  # as `LogFile` does for as long as it writes
+        forward, backward, unread = both_ways(path)
+        assert numbers(forward) == numbers(backward) == [0] and not unread.lines
     path.rename(tmp_path / "a.1")  # nobody writes it any more
     assert both_ways(path)[0][-1] == line(1)[:20]
+
+
+@pytest.mark.parametrize("rest", [line(1)[:20], line(1), bytes(4096)])
+def test_a_last_line_that_never_gets_its_end_is(tmp_path: Path, rest: bytes) -> None:
+    """Whoever wrote it was killed, or lost its power: torn it is to be told, and all but its end may be there."""
+    path = tmp_path / "a"
+    write(path, line(0), rest, end=b"")
+    forward, backward, unread = both_ways(path)
+    assert forward == backward == [line(0), rest] and not unread.lines
+    with path.open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody keeps the next writer from it
+    with Parts(path) as parts:
+        with path.open("ab") as file:
+            file.write(b"x")  # it was not over
+        assert list(parts.forward(Unread())) == [line(0)]
+    with Parts(path) as parts:
+        assert list(parts.backward(Unread(), following=True)) == [line(0)]
 
 
 # ---- as it grows
@@ -213,6 +230,10 @@ def test_following_goes_along_when_files_are_put_away(tmp_path: Path) -> None:
     path.write_bytes(line(7) + b"\n")  # emptied, and written anew
     os.truncate(path, 0)
     assert numbers(follower.lines()) == []
+    path.write_bytes(line(8)[:10])
+    assert numbers(follower.lines()) == [] and not unread.lines
+    os.truncate(path, 0)  # amid a line
+    assert numbers(follower.lines()) == [] and unread.lines == 1 and ascii(line(8)[:10].decode()) == unread.first
     path.write_bytes(line(8) + b"\n")
     assert numbers(follower.lines()) == [8]
     path.unlink()

@@ -21,7 +21,7 @@ from agentfw.texts import shown as shown_text
 
 from .choosing import Chooser, decode, fields, moment, value_of
 from .config import Config
-from .reading import Follower, Parts, Unread
+from .reading import Follower, Parts, Unread, shorter
 from .showing import FORMATS, Counts, Csv, Jsonl, Table
 
 LOOK = 0.2
@@ -114,7 +114,7 @@ def tail(
         def last(lines: Iterable[bytes]) -> deque[bytes]:
             return deque((data for data, _ in _wanted(lines, chooser, unread)), number)
 
-        for line in _wanted(parts.backward(unread, last=last), chooser, unread) if number else ():
+        for line in _wanted(parts.backward(unread, last=last, following=follow), chooser, unread) if number else ():
             found.appendleft(line)
             if len(found) == number:
                 break
@@ -126,6 +126,7 @@ def tail(
             stack.callback(follower.close)
             while True:
                 out.put(_wanted(follower.lines(), chooser, unread))
+                _said(unread.take())  # whoever follows may do so for weeks
                 time.sleep(LOOK)
     return _said(unread)
 
@@ -243,11 +244,6 @@ def _wanted(lines: Iterable[bytes], chooser: Chooser, unread: Unread) -> Iterato
                 yield data, fields(data)
         except (ValueError, RecursionError):
             unread.add(shorter(data))
-
-
-def shorter(data: bytes) -> str:
-    """Of garbage, for people."""
-    return ascii(data[:60].decode("utf-8", "replace")) + ("..." if len(data) > 60 else "")
 
 
 class _Out:

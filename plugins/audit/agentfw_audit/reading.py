@@ -5,6 +5,7 @@ direction, and as it grows. Memory is bounded whatever the files' sizes; what is
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gzip
 import os
 import re
@@ -40,6 +41,12 @@ class Unread:
         self.lines += 1
         self.first = self.first or where
 
+    def take(self) -> Unread:
+        """What there is, to be told; from here on it is counted anew."""
+        taken = Unread(self.lines, self.first)
+        self.lines, self.first = 0, ""
+        return taken
+
 
 @dataclass
 class Part:
@@ -53,6 +60,21 @@ class Part:
     active: bool
     """It has the log's own name: its last line may be about to be written."""
     identity: tuple[int, int]
+
+    @property
+    def settled(self) -> bool:
+        """Nobody writes its last line: what has no end there never gets it, for its writer was killed or found no room. Who writes
+        holds a lock for as long."""
+        if not self.active:
+            return True
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:  # it is being written; or the file system has no locks, and nobody knows
+            return False
+        try:
+            return os.fstat(self.file.fileno()).st_size == self.size
+        finally:
+            fcntl.flock(self.file, fcntl.LOCK_UN)
 
 
 @dataclass
@@ -120,16 +142,22 @@ class Parts:
             yield from _forward(part, unread, read)
 
     def backward(
-        self, unread: Unread, since: float = 0.0, last: Callable[[Iterator[bytes]], Sequence[bytes]] = list
+        self,
+        unread: Unread,
+        since: float = 0.0,
+        last: Callable[[Iterator[bytes]], Sequence[bytes]] = list,
+        *,
+        following: bool = False,
     ) -> Iterator[bytes]:
-        """Lines, newest first. Compressed files cannot be read from their ends: what `last()` keeps of each is held at once."""
+        """Lines, newest first. Compressed files cannot be read from their ends: what `last()` keeps of each is held at once.
+        `following`: what has no end yet is left to a `Follower`."""
         for part in self.parts:
             if part.modified < since - LATE:
                 return
             if part.compressed:
                 yield from reversed(last(_forward(part, unread, lambda size: None)))
             else:
-                yield from _backward(part, unread)
+                yield from _backward(part, unread, following)
 
 
 def _put_away(path: Path) -> list[Path]:
@@ -179,7 +207,7 @@ def _forward(part: Part, unread: Unread, read: Callable[[int], None]) -> Iterato
         unread.add(f"{part.path}, which is broken from there on: line {splitter.number + 1}")
         splitter.drop()
     rest = splitter.rest
-    if rest and not part.active:
+    if rest and part.settled:
         yield rest
 
 
@@ -225,7 +253,7 @@ class Splitter:
         self._skipping = False
 
 
-def _backward(part: Part, unread: Unread) -> Iterator[bytes]:
+def _backward(part: Part, unread: Unread, following: bool) -> Iterator[bytes]:
     at = part.size
     tail = b""
     """The beginning of the line that was met last, whose own beginning has not been."""
@@ -242,7 +270,7 @@ def _backward(part: Part, unread: Unread) -> Iterator[bytes]:
                 skipping = False
             elif len(line) > MAX_LINE:
                 unread.add(f"{part.path}, before byte {part.size}")
-            elif line and not (first and part.active):
+            elif line and not (first and part.active and (following or not part.settled)):
                 yield line
             first = False
         tail = head
@@ -251,7 +279,7 @@ def _backward(part: Part, unread: Unread) -> Iterator[bytes]:
                 unread.add(f"{part.path}, before byte {at + len(tail)}")
             skipping = True
             tail = b""
-    if tail and not skipping and not (first and part.active):
+    if tail and not skipping and not (first and part.active and (following or not part.settled)):
         yield tail
 
 
@@ -279,9 +307,15 @@ class Follower:
         if part is not None:
             if os.fstat(part.file.fileno()).st_size < part.file.tell():  # emptied, as logrotate's `copytruncate` does
                 part.file.seek(0)
-                self._splitter.drop()
+                self._torn()
+                self._splitter = Splitter(str(part.path), self._unread)
             yield from self._more(part)
         yield from self._newer()
+
+    def _torn(self) -> None:
+        """What has no end gets none any more."""
+        if self._splitter.rest:
+            self._unread.add(shorter(self._splitter.rest))
 
     def _more(self, part: Part) -> Iterator[bytes]:
         while piece := part.file.read(PIECE):
@@ -300,8 +334,7 @@ class Follower:
                 if self._part is not None:
                     yield from self._more(self._part)  # its last lines, written before it was put away
                     self._part.file.close()
-                if self._splitter.rest:
-                    self._unread.add(str(self._path))
+                self._torn()
                 self._splitter = Splitter(str(part.path), self._unread)
                 self._part = part
                 yield from self._more(part)
@@ -340,6 +373,11 @@ class Follower:
         if self._part is not None:
             self._part.file.close()
             self._part = None
+
+
+def shorter(data: bytes) -> str:
+    """Of garbage, for people."""
+    return ascii(data[:60].decode("utf-8", "replace")) + ("..." if len(data) > 60 else "")
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
