@@ -25,6 +25,7 @@ from agentfw.pool.jobs import PoolError
 from agentfw.reports import ExchangeReport
 from agentfw.testing import FakeServer, Request, Response, fetch, make_agent, make_runtime, running
 from agentfw_capture import Config, Plugin, exchanges, har, masks
+from agentfw_capture.cli import missing
 from agentfw_capture.config import MAX_FETCHED
 from agentfw_capture.files import HarFile
 from agentfw_capture.plugin import MARGIN
@@ -317,6 +318,71 @@ def test_a_full_disk_leaves_a_whole_file(tmp_path: Path, monkeypatch: pytest.Mon
     full[0] = False
     file.close()
     assert "1 exchanges are left out" in json.loads((tmp_path / "a.har").read_bytes())["log"]["comment"]
+
+
+def test_who_was_killed_leaves_word_that_it_was_not_over(tmp_path: Path) -> None:
+    """Nobody else knows what it had not written yet."""
+    file = HarFile(tmp_path / "a.har", 1 << 20, only=True)
+    file.append(b"{}")
+    data = (tmp_path / "a.har").read_bytes()
+    assert har.GOES_ON in json.loads(data)["log"]["comment"]
+    assert missing(data, lost=False) == "" and missing(data, lost=True) == har.GOES_ON.strip()
+    file.left_out = 3
+    file.close()
+    data = (tmp_path / "a.har").read_bytes()
+    assert har.GOES_ON not in json.loads(data)["log"]["comment"]
+    assert missing(data, lost=True) == missing(data, lost=False) == "3 exchanges are left out."
+
+
+@async_test
+async def test_of_a_torn_file_what_is_whole_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a kill amid a write, or a machine that lost its power, at any byte."""
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    plugin, agent = Plugin(Config(str(tmp_path))), captured("abc")
+    async with running(plugin, FakeServer(server)) as runtime:
+        await runtime.admit(agent)
+        await talk(runtime, agent)
+    path = tmp_path / "abc.har"
+    data = path.read_bytes()
+    log = load(path)
+    assert len(log["entries"]) == 8 and log["comment"] == har.ABOUT
+    ends = [data.index(line) + len(line) for line in data.split(b"\n")[:-2]]
+    for cut in (*ends, ends[0] + 10, ends[3] - 7, ends[-1] + 1, len(data) - 2):
+        whole = sum(end <= cut for end in ends[1:])
+        for rest in (b"", bytes(100), b"\xff\n{}\n"):
+            path.write_bytes(data[:cut] + rest)
+            told = bytes(await plugin.answer_api("har", {"id": "abc"}))
+            (tmp_path / "told.har").write_bytes(told)
+            found = load(tmp_path / "told.har")
+            assert len(found["entries"]) in (whole, whole - 1) and found["entries"] == log["entries"][: len(found["entries"])]
+            assert missing(told, lost=False) == har.TORN.strip()
+        path.write_bytes(data[:cut])
+        assert len(json.loads(bytes(await plugin.answer_api("har", {"id": "abc"})))["log"]["entries"]) == whole
+    for nothing in (b"", data[:20], bytes(4096)):
+        path.write_bytes(nothing)
+        with pytest.raises(PoolError, match="lacks its end"):
+            await plugin.answer_api("har", {"id": "abc"})
+
+
+@async_test
+async def test_what_cannot_be_read_is_not_said_to_be_absent(tmp_path: Path) -> None:
+    plugin = Plugin(Config(str(tmp_path), max_bytes=65536))
+    path = tmp_path / "abc.har"
+
+    async def why() -> tuple[str, str]:
+        with pytest.raises(PoolError) as caught:
+            await plugin.answer_api("har", {"id": "abc"})
+        return caught.value.code, str(caught.value)
+
+    assert await why() == ("not_found", "nothing of `abc` was captured")
+    os.mkfifo(path)
+    assert (await why())[1] == f"the capture of `abc` cannot be read: not a regular file ({path})"
+    path.unlink()
+    path.mkdir()
+    assert (await why())[1] == f"the capture of `abc` cannot be read: not a regular file ({path})"
+    path.rmdir()
+    path.symlink_to(tmp_path / "elsewhere")
+    assert (await why())[0] == "internal"
 
 
 # ---- never a secret

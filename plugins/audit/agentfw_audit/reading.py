@@ -63,8 +63,8 @@ class Part:
 
     @property
     def settled(self) -> bool:
-        """Nobody writes its last line: what has no end there never gets it, for its writer was killed or found no room. Who writes
-        holds a lock for as long."""
+        """Nobody writes its last line: what has no end there never gets it, for its writer was killed or found no room. (Who
+        writes holds a lock for as long.)"""
         if not self.active:
             return True
         try:

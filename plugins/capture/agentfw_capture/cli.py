@@ -31,22 +31,24 @@ EPILOG = """Examples:
 def har(where: Where, job_id: str, output: Path | None, stdout: bool) -> None:
     """Fetch what a job said over HTTP, as HAR 1.2: of one that was submitted with `--har`.
 
-    Also while it runs. Of a job that was begun again: what the last attempt said.
+    Also while it runs. Of a job that was begun again: what the last attempt said. A note tells if something is missing.
     """
     if stdout and output is not None:
         raise click.UsageError("`--output` or `--stdout`")
     stdout = stdout or str(output) == "-"
 
-    async def body(pool: HttpBackend) -> bytes:
+    async def body(pool: HttpBackend) -> tuple[bytes, str]:
         import msgspec
 
         info = await about(pool, job_id, pool.info(job_id))
         run = info.id if info.attempt == 1 else f"{info.id}.{info.attempt}"
-        return bytes(await pool.plugin("capture", "har", {"id": run}, kind=msgspec.Raw))
+        data = bytes(await pool.plugin("capture", "har", {"id": run}, kind=msgspec.Raw))
+        return data, missing(data, lost=info.result is not None and info.result.kind == "internal")
 
-    data = talk(where, body)
+    data, note = talk(where, body)
     if stdout:
         put_json(data)
+        _note(note)
         return
     path = output or Path(f"{job_id}.har")
     try:
@@ -55,3 +57,22 @@ def har(where: Where, job_id: str, output: Path | None, stdout: bool) -> None:
     except OSError as error:
         raise RunError(f"cannot write `{path}`: {error.strerror}") from None
     say(f"{path}: {size} bytes")
+    _note(note)
+
+
+def missing(data: bytes, *, lost: bool) -> str:
+    """What a capture says is not in it. `lost`: its agent's worker was, so that it does not go on."""
+    import msgspec
+
+    from . import har
+
+    class Log(msgspec.Struct):
+        comment: str = ""
+
+    comment = msgspec.json.decode(data, type=dict[str, Log])["log"].comment.removeprefix(har.ABOUT)
+    return (comment if lost else comment.replace(har.GOES_ON, "")).strip()
+
+
+def _note(text: str) -> None:
+    if text:
+        say(f"note: {text}")

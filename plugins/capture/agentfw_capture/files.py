@@ -24,8 +24,9 @@ class HarFile:
         self._max = max_bytes
         self._pages: dict[str, har.Page] = {}
         self._tail = b""
-        self._tail_of = -1, -1
-        """How many pages and how many left out it tells of."""
+        self._tail_of = -1, -1, False
+        """How many pages and how many left out it tells of, and whether it says that it is over."""
+        self._over = False
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
         self._descriptor = os.open(path, flags | (os.O_EXCL if only else 0), MODE)
         try:
@@ -72,7 +73,7 @@ class HarFile:
 
     def _end(self) -> bytes:
         """PERF: with four thousand agents' pages it takes longer to encode than to write."""
-        told = len(self._pages), self.left_out
+        told = len(self._pages), self.left_out, self._over
         if told != self._tail_of:
             self._tail, self._tail_of = har.tail(list(self._pages.values()), self._comment()), told
         return self._tail
@@ -83,11 +84,12 @@ class HarFile:
             done += os.pwrite(self._descriptor, memoryview(data)[done:], at + done)
 
     def _comment(self) -> str:
-        text = "Recorded by agentfw: requests as agents wrote them, responses as they were sent them. Credentials are masked."
-        return f"{text} {self.left_out} exchanges are left out." if self.left_out else text
+        text = har.ABOUT + (f" {self.left_out} exchanges are left out." if self.left_out else "")
+        return text if self._over else text + har.GOES_ON  # who is killed cannot say that it was
 
     def close(self) -> None:
         """With how much is left out."""
+        self._over = True
         try:
             self._put(b"", b"")
         finally:

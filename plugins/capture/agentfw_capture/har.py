@@ -98,6 +98,10 @@ class Page(_Part):
 
 encode = msgspec.json.Encoder().encode
 
+ABOUT = "Recorded by agentfw: requests as agents wrote them, responses as they were sent them. Credentials are masked."
+GOES_ON = " It goes on: if its writer was killed, what was said last is missing."
+TORN = " Its writer was killed amid a write: what was said last is missing, and the names of agents."
+_HEAD, _ENTRIES = b'{"log":{"version":"1.2",', b'"entries":['
 
 def head() -> bytes:
     """The file up to its entries."""
@@ -108,6 +112,36 @@ def head() -> bytes:
 def tail(pages: list[Page], comment: str) -> bytes:
     """And from them on. (JSON does not care that `pages` come behind: so they can be written last.)"""
     return b'\n],"pages":%b,"comment":%b}}\n' % (encode(pages), encode(comment))
+
+
+class _Said(msgspec.Struct):
+    """Of an entry, which must be JSON as a whole."""
+
+    pageref: str
+    startedDateTime: str
+
+
+_said = msgspec.json.Decoder(_Said).decode
+
+
+def mended(data: bytes) -> bytes | None:
+    """Of a file that was torn amid a write, its entries up to there; each is a line. None: not even its head is whole."""
+    first, begin, rest = data.partition(_ENTRIES)
+    if not (first.startswith(_HEAD) and begin):
+        return None
+    entries: list[bytes] = []
+    pages: dict[str, Page] = {}
+    for line in rest.split(b"\n")[1:]:
+        entry = line.removesuffix(b",")
+        try:
+            said = _said(entry)
+        except ValueError:
+            break
+        entries.append(entry)
+        begins = said.startedDateTime
+        pages.setdefault(said.pageref, Page(startedDateTime=begins, id=said.pageref, title=said.pageref, pageTimings={}))
+    body = b"\n" + b",\n".join(entries) if entries else b""
+    return first + begin + body + tail(list(pages.values()), ABOUT + TORN)
 
 
 def moment(seconds: float) -> str:

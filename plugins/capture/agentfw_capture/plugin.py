@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
+import stat
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -350,9 +352,13 @@ class Plugin:
             why = "there is no capture of that" if config.directory else "this pool has no directory for captures"
             raise PoolError("not_found", why)
         path = self._place(config) / f"{run}.har"
-        data = await asyncio.get_running_loop().run_in_executor(None, _read, path)
-        if data is None:
-            raise PoolError("not_found", f"nothing of `{run}` was captured", "submit jobs with `--har` to have them captured")
+        try:
+            data = await asyncio.get_running_loop().run_in_executor(None, _read, path)
+        except FileNotFoundError:
+            hint = "submit jobs with `--har` to have them captured"
+            raise PoolError("not_found", f"nothing of `{run}` was captured", hint) from None
+        except OSError as error:
+            raise PoolError("internal", f"the capture of `{run}` cannot be read: {error.strerror or error} ({path})") from None
         return msgspec.Raw(data)
 
     @hookimpl
@@ -376,21 +382,36 @@ def _closed(file: HarFile) -> None:
         log.error("%s lacks its end: %s", file.path, error.strerror)
 
 
-def _read(path: Path) -> bytes | None:
-    """None: it is not there. Read until it is a whole document: it may be written right now. PoolError if it never is, and for
-    one that is too large: a pool before this one may have had another bound."""
+def _read(path: Path) -> bytes:
+    """Until it is a whole document: it may be written right now. One that never is was torn when its writer was killed, or the
+    machine lost its power: what is whole of it. OSError; PoolError if that is
+    nothing, or it is too large: a pool before this one may have had another bound."""
+    data = b""
     for _ in range(20):
-        try:
-            if path.stat().st_size > MAX_FETCHED + MARGIN:
-                why = f"`{path.stem}` was captured, in more bytes than are sent ({MAX_FETCHED})"
-                raise PoolError("unavailable", why, f"it is {path}, on the pool's machine")
-            data = path.read_bytes()
-        except OSError:
-            return None
+        data = _bytes_of(path)
         try:
             msgspec.json.decode(data, type=msgspec.Raw)
         except msgspec.DecodeError:
             time.sleep(0.05)
             continue
         return data
-    raise PoolError("unavailable", f"what was captured of `{path.stem}` lacks its end", f"it is {path}, on the pool's machine")
+    found = har.mended(data)
+    if found is None:
+        raise PoolError("unavailable", f"what was captured of `{path.stem}` lacks its end", f"it is {path}, on the pool's machine")
+    return found
+
+
+def _bytes_of(path: Path) -> bytes:
+    """OSError, also for what is no file of ours: nobody waits for a FIFO."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(0, "not a regular file")
+        if found.st_size > MAX_FETCHED + MARGIN:
+            why = f"`{path.stem}` was captured, in more bytes than are sent ({MAX_FETCHED})"
+            raise PoolError("unavailable", why, f"it is {path}, on the pool's machine")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read(MAX_FETCHED + MARGIN)
+    finally:
+        os.close(descriptor)
