@@ -24,6 +24,7 @@ from agentfw_vmm import Cell, CellConfig, CellError, GuestFlow, VmExit
 
 from .errors import AgentfwError
 from .guestfs import GUEST_CODE, Interpreter, View
+from .homes import home
 from .texts import shown
 
 FORMAT = 2
@@ -275,12 +276,13 @@ class SnapshotStore:
 
 
 def data_directory() -> Path:
-    """For what is not made anew when it is gone."""
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "agentfw"
+    """For what is not made anew when it is gone. ConfigError if nobody says where."""
+    return Path(os.environ.get("XDG_DATA_HOME") or home("XDG_DATA_HOME") / ".local/share") / "agentfw"
 
 
 def cache_directory() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentfw"
+    """ConfigError if nobody says where."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or home("XDG_CACHE_HOME") / ".cache") / "agentfw"
 
 
 async def _locked(descriptor: int) -> None:

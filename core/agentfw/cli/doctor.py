@@ -217,9 +217,14 @@ def _native() -> Iterator[Check]:
 
 
 def _cache() -> Iterator[Check]:
+    from ..errors import ConfigError
     from ..snapshots import cache_directory
 
-    directory = cache_directory()
+    try:
+        directory = cache_directory()
+    except ConfigError as error:
+        yield Check("cache", "fail", str(error), error.hint)
+        return
     place = directory
     while not place.exists():
         place = place.parent

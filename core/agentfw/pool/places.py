@@ -12,6 +12,7 @@ import stat
 import time
 from pathlib import Path
 
+from ..homes import home
 from .jobs import PoolError
 
 BACKLOG = 4096
@@ -32,9 +33,10 @@ def default_socket() -> Path:
 
 
 def log_file(path: Path) -> Path:
-    """Where the pool of the socket at `path` logs when it is a daemon: in $XDG_STATE_HOME/agentfw."""
+    """Where the pool of the socket at `path` logs when it is a daemon: in $XDG_STATE_HOME/agentfw. ConfigError if nobody
+    says where."""
     state = os.environ.get("XDG_STATE_HOME", "")
-    directory = Path(state if state.startswith("/") else Path.home() / ".local/state") / "agentfw"
+    directory = Path(state if state.startswith("/") else home("XDG_STATE_HOME") / ".local/state") / "agentfw"
     mark = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:8]
     return directory / ("pool.log" if path.absolute() == default_socket() else f"pool-{mark}.log")
 

@@ -17,6 +17,7 @@ from agentfw import ConfigError
 from agentfw.cli.options import RunError
 from agentfw.cli.output import say
 from agentfw.config import load_config
+from agentfw.homes import expanded
 from agentfw.texts import shown as shown_text
 
 from .choosing import Chooser, decode, fields, moment, value_of
@@ -196,7 +197,10 @@ def _path(log: Path | None, config: Path | None) -> Path:
         error.hint = 'give it one, `[audit]` with `file = "/var/log/agentfw/audit.jsonl"`, or name a log with `--file FILE`'
         raise error
     base = loaded.file.parent if loaded.file else Path()
-    return base / Path(loaded.plugin("audit", Config).file).expanduser()
+    try:
+        return base / expanded(loaded.plugin("audit", Config).file, "file")
+    except ConfigError as error:
+        raise loaded.located("audit", error) from None
 
 
 @contextlib.contextmanager

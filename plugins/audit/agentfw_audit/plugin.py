@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 from agentfw import Agent, ConfigError, Destination, ExitReport, hookimpl
+from agentfw.homes import expanded
 from agentfw.model_calls import ModelCall
 from agentfw.reports import AuditEvent, Decision, ExchangeReport, FlowReport, JobEvent, QuestionReport, shown
 from agentfw.runtime import Runtime
@@ -80,7 +81,7 @@ class Plugin:
         self._check(self._path(self._config))
 
     def _path(self, config: Config) -> Path:
-        return (self._base / Path(config.file).expanduser()).absolute()
+        return (self._base / expanded(config.file, "file")).absolute()
 
     def _check(self, path: Path) -> None:
         for place in (path, path.parent, path.resolve(), path.parent.resolve()):

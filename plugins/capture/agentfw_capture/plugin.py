@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from agentfw import Agent, ConfigError, ExitReport, RequestHead, ResponseHead, hookimpl
 from agentfw.errors import AgentfwError
+from agentfw.homes import expanded
 from agentfw.pool.jobs import PoolError
 from agentfw.reports import ExchangeReport
 from agentfw.runtime import Runtime
@@ -98,7 +99,8 @@ class Plugin:
         self._check(self._config)
 
     def _place(self, config: Config) -> Path:
-        return (self._base / Path(config.directory or config.file).expanduser()).absolute()
+        path = expanded(config.directory or config.file, "directory" if config.directory else "file")
+        return (self._base / path).absolute()
 
     def _check(self, config: Config) -> None:
         if not config.directory and not config.file:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from agentfw.agents import Agent, ExitReport
 from agentfw.errors import ConfigError, Denied, ResolveError
+from agentfw.homes import expanded
 from agentfw.hookspecs import hookimpl
 from agentfw.runtime import Runtime
 
@@ -144,7 +145,7 @@ class Plugin:
     def _read_overrides(self, config: DnsConfig) -> Overrides:
         file = self._runtime.config.file if self._runtime is not None else None
         base = Path() if file is None else Path(file).parent
-        files = [(f"hosts_files.{i}", base / Path(name).expanduser()) for i, name in enumerate(config.hosts_files)]
+        files = [(f"hosts_files.{i}", base / expanded(name, f"hosts_files.{i}")) for i, name in enumerate(config.hosts_files)]
         return Overrides.make(config.hosts, files)
 
     def _reserve(self, config: DnsConfig) -> None:

@@ -6,9 +6,9 @@ import contextlib
 import re
 import subprocess
 from collections.abc import Mapping
-from pathlib import Path
 
 from agentfw import ConfigError
+from agentfw.homes import expanded
 from agentfw.small_files import read_small
 from agentfw.small_output import NoOutput, kill, small_output
 
@@ -41,7 +41,7 @@ class Source:
     """The headers as they are now. Used from one thread, but for `close()`."""
 
     def __init__(self, config: Config) -> None:
-        self._file = None if config.headers_file is None else Path(config.headers_file).expanduser()
+        self._file = None if config.headers_file is None else expanded(config.headers_file, "headers_file")
         self._command = config.headers_command
         self._found: dict[str, str] = {}
         self._seen: tuple[int, int, int] | None = None

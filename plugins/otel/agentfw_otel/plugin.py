@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from agentfw import Agent, ConfigError, ExitReport, hookimpl
 from agentfw.errors import PluginError
+from agentfw.homes import expanded
 from agentfw.model_calls import ModelCall
 from agentfw.reports import AuditEvent, DispatchReport
 from agentfw.runtime import Runtime
@@ -62,7 +63,7 @@ class Plugin:
     def _check(self, config: Config) -> None:
         if config.headers_file is None:
             return
-        path = Path(config.headers_file).expanduser().absolute()
+        path = expanded(config.headers_file, "headers_file").absolute()
         for place in (path, path.parent, path.resolve(), path.parent.resolve()):
             if self._sees(place):
                 error = ConfigError("headers_file", f"the agents see {place}")

@@ -15,6 +15,7 @@ from pathlib import Path
 from agentfw.agents import Agent, ExitReport
 from agentfw.destination import Destination, parse_address, parse_authority
 from agentfw.errors import ConfigError, TlsError, UpstreamError
+from agentfw.homes import expanded
 from agentfw.hookspecs import hookimpl
 from agentfw.runtime import Runtime
 from agentfw.upstream import TlsRequest, Upstream
@@ -54,17 +55,17 @@ def load(config: TlsConfig, base: Path) -> Loaded:
     certificates = {}
     for index, each in enumerate(config.client_certificate):
         try:
-            made = ClientCertificate(_path(base, each.cert), _path(base, each.key))
+            made = ClientCertificate(_path(base, each.cert, "cert"), _path(base, each.key, "key"))
         except ConfigError as error:
             raise ConfigError(f"client_certificate.{index}.{error.key}", error.message, hint=error.hint) from None
         certificates[parse_authority(each.host, 443)] = made
-    files = [_path(base, file) for file in config.ca_files]
+    files = [_path(base, file, f"ca_files.{i}") for i, file in enumerate(config.ca_files)]
     trust = Trust(files, system=config.system_ca, certificates=list(certificates.values()))
     return Loaded(config, trust, certificates)
 
 
-def _path(base: Path, text: str) -> Path:
-    return base / Path(text).expanduser()
+def _path(base: Path, text: str, key: str) -> Path:
+    return base / expanded(text, key)
 
 
 def limits_of(config: TlsConfig) -> Limits:
@@ -122,7 +123,7 @@ class Plugin:
 
     def _check_keys(self, config: TlsConfig, base: Path, sees: Callable[[Path], bool]) -> None:
         for index, each in enumerate(config.client_certificate):
-            key = _path(base, each.key).absolute()
+            key = _path(base, each.key, f"client_certificate.{index}.key").absolute()
             if sees(key):
                 hint = "keep it in a directory that is not mounted, outside the script's"
                 raise ConfigError(f"client_certificate.{index}.key", f"the agents could read this key, in {key}", hint=hint)
