@@ -78,6 +78,8 @@ class Overview(_View, frozen=True):
     workers: int = 0
     workers_missing: int = 0
     """That did not answer in time: they count with what they said last, those that ended with what only grows."""
+    silent: list[int] = []
+    """Which those are."""
     running: int = 0
     idle: int = 0
     warming: int = 0

@@ -301,7 +301,7 @@ async def test_a_hanging_worker_is_missing_and_the_others_are_told() -> None:
             await until(lambda: bool(router.book.get(info.id).output.cost))
             await asyncio.sleep(0.2)
             told = await seen.overview()
-        assert told.workers_missing == 1 and told.requests == 2
+        assert told.workers_missing == 1 and told.silent == [info.worker] and told.requests == 2
         await router.wait(info.id)
 
 

@@ -174,3 +174,24 @@ async def test_who_writes_waits_for_who_reads() -> None:
 def test_refusals_tell_no_more_than_they_should() -> None:
     assert Refusal.of(PoolError("pool_full", "x", "y")) == Refusal("pool_full", "x", "y")
     assert Refusal.of(KeyError("secret")) == Refusal("internal", "a mistake of agentfw's or a plugin's: KeyError")
+
+
+@pool_test
+async def test_who_says_nothing_at_all_is_silent_until_it_speaks() -> None:
+    ours, theirs = socket.socketpair()
+    link = await Link.open(ours, _Peer(), ToRouter)
+    with theirs:
+        theirs.setblocking(False)
+        assert not link.silent
+        with pytest.raises(PoolError, match=r"no answer within 0\.05 s"):
+            await link.ask(Ping(), Counts, 0.05)
+        assert link.silent
+        theirs.sendall(_frame(GOOD))  # whatever it is
+        await until(lambda: not link.silent)
+        asking = asyncio.ensure_future(link.ask(Ping(), Counts, 0.2))
+        await asyncio.sleep(0)
+        theirs.sendall(_frame(GOOD))  # it is busy with something else
+        with pytest.raises(PoolError):
+            await asking
+        assert not link.silent
+    link.close()

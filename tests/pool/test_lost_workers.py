@@ -16,6 +16,7 @@ import pytest
 from agentfw.config import Config
 from agentfw.pool.jobs import PoolError
 from agentfw.pool.router import Router
+from agentfw.pool.workers import MOMENT
 
 from .routers import ENGINE, QUICK, finish, job, pool_test, running, stdout, until
 
@@ -52,6 +53,27 @@ async def test_a_worker_that_hangs_is_killed() -> None:
         assert info.result is not None and "did not answer" in info.result.text and "signal 9" in info.result.text
         assert not os.path.exists(f"/proc/{worker.pid}")  # noqa: ASYNC240, PTH110
         assert (await finish(router)).result.status == 0  # type: ignore[union-attr]
+
+
+@pool_test
+async def test_one_that_stands_still_is_named_and_waited_for_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who looks at the pool meanwhile would wait for it at each look: the page stood still."""
+    monkeypatch.setattr("agentfw.pool.router.LOOK_SECONDS", 3.0)
+    async with running(workers=2, patience=replace(QUICK, heartbeat=60.0)) as router:
+        stopped = router.workers[0]
+        assert stopped.patience(7.0) == 7.0 and not any(worker.silent for worker in (await router.describe()).workers)
+        os.kill(stopped.pid, signal.SIGSTOP)
+        assert [worker.silent for worker in (await router.describe()).workers] == [True, False]
+        assert stopped.patience(7.0) == MOMENT and router.workers[1].patience(7.0) == 7.0
+        await router.describe()
+        assert [record.getMessage() for record in caplog.records if "does not answer" in record.getMessage()] == [
+            f"worker 0 (process {stopped.pid}) does not answer: what it counts is told as it was before"
+        ]
+        os.kill(stopped.pid, signal.SIGCONT)
+        await until(lambda: not stopped.silent)  # its late answers come
+        assert not any(worker.silent for worker in (await router.describe()).workers) and stopped.patience(7.0) == 7.0
 
 
 @pool_test

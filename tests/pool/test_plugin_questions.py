@@ -171,6 +171,9 @@ class _Worker:
         self.number = number
         self.channel = None if says is None else _Channel(says)
 
+    def patience(self, seconds: float) -> float:
+        return seconds
+
 
 def test_what_a_broken_worker_says_is_dropped() -> None:
     """Beyond what its own end of the link would let through."""

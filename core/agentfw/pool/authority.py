@@ -100,8 +100,8 @@ class RouterLink:
         self, plugin: str, body: bytes, seconds: float = QUERY_SECONDS, *, only: int | None = None
     ) -> dict[int, bytes]:
         """-> by worker's number, what `answer_router()` of this plugin returned there. Workers that fail, are late, are being
-        replaced or say too much (MAX_ANSWER) are missing. `only`: the number of the one that is asked. ValueError: the question
-        is larger than MAX_BODY."""
+        replaced or say too much (MAX_ANSWER) are missing; one that said nothing at all for as long the last time is waited for a
+        moment only. `only`: the number of the one that is asked. ValueError: the question is larger than MAX_BODY."""
         if len(body) > MAX_BODY:
             raise ValueError(f"a question of {len(body)} bytes (at most {MAX_BODY})")
         asked = [
@@ -126,7 +126,7 @@ class RouterLink:
 async def _ask(worker: Worker, query: Query) -> bytes | None:
     channel = worker.channel
     try:
-        data = (await channel.ask(query, Body, query.seconds)).data if channel is not None else None
+        data = (await channel.ask(query, Body, worker.patience(query.seconds))).data if channel is not None else None
     except AgentfwError as error:
         log.debug("worker %d did not answer plugin `%s`: %s", worker.number, query.plugin, error)
         return None

@@ -149,7 +149,7 @@ async def _ask(workers: Sequence[Worker]) -> list[tuple[Worker, int, Mapping[str
     async def one(worker: Worker) -> tuple[Worker, int, Mapping[str, float]]:
         restarts = worker.restarts
         assert worker.channel is not None
-        return worker, restarts, (await worker.channel.ask(Statistics(), Numbers, LOOK_SECONDS)).values
+        return worker, restarts, (await worker.channel.ask(Statistics(), Numbers, worker.patience(LOOK_SECONDS))).values
 
     answers = await asyncio.gather(*map(one, workers), return_exceptions=True)
     return [answer for answer in answers if isinstance(answer, tuple)]

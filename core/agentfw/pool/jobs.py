@@ -244,6 +244,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """VMs that are warm and wait for a job."""
     cells: int
     restarts: int
+    silent: bool = False
+    """It does not answer. After fifteen seconds it is replaced."""
 
 
 class PoolInfo(msgspec.Struct, frozen=True, kw_only=True):

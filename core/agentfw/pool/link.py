@@ -80,6 +80,8 @@ class Channel(Protocol):
 
     full: bool
     """More waits to be written than should."""
+    silent: bool
+    """A question's time ran out, and nothing at all came since it was asked."""
 
     def send(self, message: msgspec.Struct) -> None:
         """Tell it, whatever waits already: for what is small, or seldom. Nothing if the link has ended."""
@@ -103,7 +105,9 @@ class Link(asyncio.Protocol):
     """A `Channel` over a stream socket. `receives`: the types that come in as events and questions (a tagged union)."""
 
     def __init__(self, peer: Peer, receives: Any, frame_max: int = FRAME_MAX) -> None:
-        self.full = False
+        self.full = self.silent = False
+        self._received = 0
+        """How often something came."""
         self._peer = peer
         self._loop = asyncio.get_running_loop()
         self._decode = msgspec.msgpack.Decoder(receives).decode
@@ -142,7 +146,7 @@ class Link(asyncio.Protocol):
         if len(self._asked) >= MAX_QUESTIONS:
             raise unavailable(f"more than {MAX_QUESTIONS} questions are under way")
         self._number = self._number % 0xFFFFFFFF + 1
-        number = self._number
+        number, received = self._number, self._received
         future: asyncio.Future[Message] = self._loop.create_future()
         self._asked[number] = future, _decoder(answer)
         try:
@@ -151,6 +155,7 @@ class Link(asyncio.Protocol):
                 self._write(QUESTION, number, message)
                 return await future
         except TimeoutError:
+            self.silent = self._received == received
             raise unavailable(f"no answer within {seconds:g} s") from None
         finally:
             del self._asked[number]
@@ -213,6 +218,8 @@ class Link(asyncio.Protocol):
         self._look_for_room()
 
     def data_received(self, data: bytes) -> None:
+        self._received += 1
+        self.silent = False
         self._in += data
         start, size = 0, len(self._in)
         with memoryview(self._in) as view:
@@ -301,7 +308,7 @@ class Direct:
     once: a peer may be told something while it says something itself."""
 
     def __init__(self, peer: Peer) -> None:
-        self.full = False
+        self.full = self.silent = False
         self._peer = peer
         self._other: Direct | None = None
         self._ended = False

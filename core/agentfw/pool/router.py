@@ -334,7 +334,7 @@ class Router:
     # -- what there is
 
     async def describe(self) -> PoolInfo:
-        await asyncio.gather(*(worker.look(LOOK_SECONDS) for worker in self.workers), return_exceptions=True)
+        await asyncio.gather(*(worker.look(worker.patience(LOOK_SECONDS)) for worker in self.workers), return_exceptions=True)
         counts = self.book.counts
         return PoolInfo(
             version=version("agentfw"),
@@ -373,8 +373,9 @@ class Router:
 
     async def usage(self) -> dict[str, Usage]:
         asked = [worker for worker in self.workers if worker.state in ("ready", "draining") and worker.channel is not None]
-        looks = (worker.channel.ask(Look(), Used, LOOK_SECONDS) for worker in asked if worker.channel is not None)
-        answers = await asyncio.gather(*looks, return_exceptions=True)
+        looks = ((each.channel, each.patience(LOOK_SECONDS)) for each in asked if each.channel is not None)
+        asking = (channel.ask(Look(), Used, seconds) for channel, seconds in looks)
+        answers = await asyncio.gather(*asking, return_exceptions=True)
         found: dict[str, Usage] = {}
         for worker, answer in zip(asked, answers, strict=True):
             if isinstance(answer, Used):
@@ -493,7 +494,8 @@ class Router:
 
     def worker_lost(self, worker: Worker, reason: str) -> None:
         worker.known.clear()
-        self.diary.pool("worker_lost", reason, by="", worker=worker.number)
+        if not worker.went:
+            self.diary.pool("worker_lost", reason, by="", worker=worker.number)
         for entry in list(worker.runs.values()):
             self._release(worker, entry)
             entry.workers_lost += 1

@@ -27,6 +27,7 @@ from .serving import Serving
 GRACE = 1.0
 """Seconds for a process that has closed its link to end by itself."""
 KILL = 10.0
+MOMENT = 0.05
 """Seconds for the kernel to take a killed one apart."""
 
 log = logging.getLogger("agentfw.pool")
@@ -87,6 +88,9 @@ class Worker:
         self.generation = 0
         """Of the router's configuration, with which it works. The router's."""
         self.channel: Channel | None = None
+        self.went = False
+        """It has ended by itself, as it was told to."""
+        self._called_silent = False
         self._owner = owner
         self._patience = patience
         self._ready: asyncio.Future[None] | None = None
@@ -110,6 +114,20 @@ class Worker:
             raise PoolError("unavailable", f"worker {self.number} is being replaced", "try again in a moment")
         return self.channel
 
+    @property
+    def silent(self) -> bool:
+        """It does not answer, and may be lost. (One that starts imports plugins, which is no fault.)"""
+        return self.state != "starting" and self.channel is not None and self.channel.silent
+
+    def patience(self, seconds: float) -> float:
+        """How long to wait for an answer that somebody looks at: of one that is silent for a moment only, as nobody shall wait
+        again and again until it is known to be lost. When it speaks it is waited for as others are."""
+        silent = self.silent
+        if silent and not self._called_silent:
+            log.warning("worker %d (process %d) does not answer: what it counts is told as it was before", self.number, self.pid)
+        self._called_silent = silent
+        return min(seconds, MOMENT) if silent else seconds
+
     def info(self) -> WorkerInfo:
         return WorkerInfo(
             number=self.number,
@@ -119,6 +137,7 @@ class Worker:
             idle=self.counts.idle,
             cells=self.counts.cells,
             restarts=self.restarts,
+            silent=self.silent,
         )
 
     async def look(self, seconds: float) -> None:
@@ -348,6 +367,7 @@ class ProcessWorker(Worker):
                 os.close(pidfd)
             status = process.wait()
             self._process = None
+            self.went = self._closing and not status
         return f"exit status {status}" if status >= 0 else f"killed by signal {-status}"
 
     async def _heart(self) -> None:

@@ -59,7 +59,8 @@ class Observatory:
         self._workers = merging.Workers()
         self._processes: dict[int, int] = {}
         """By worker: which of its processes spoke last."""
-        self._missing = 0
+        self._silent: list[int] = []
+        """Workers that did not answer the last question."""
         self._told: dict[int, dict[str, Row]] = {}
         """By worker: what it knows of its agents, by key."""
         self._heard: dict[int, tuple[str, int]] = {}
@@ -100,7 +101,8 @@ class Observatory:
             started=info.started if info is not None else self._started,
             state=info.state if info is not None else "ready",
             workers=self._link.workers if self._link is not None else 1,
-            workers_missing=self._missing,
+            workers_missing=len(self._silent),
+            silent=self._silent,
             running=running,
             idle=idle,
             warming=int(gauges.get("engine.warming", 0)),
@@ -190,7 +192,7 @@ class Observatory:
         for number, process in self._link.processes.items():
             if number in self._workers.latest and number not in found and process != self._processes[number]:
                 self._workers.lost(number)
-        self._missing = max(0, self._link.workers - len(found))
+        self._silent = [number for number in self._link.processes if number not in found]
         return found
 
     async def _look_at_pool(self) -> None:

@@ -35,7 +35,8 @@ def heading(overview: Overview | None, where: str, trouble: str, columns: int) -
     spans: list[Span] = [("pool ", "b"), (state, "good" if state == "ready" else "warn")]
     spans.append((f", up {words.ago(overview.time - overview.started)}, {overview.workers} workers", ""))
     if overview.workers_missing:
-        spans.append((f" ({overview.workers_missing} silent)", "warn"))
+        which = f"worker {overview.silent[0]}" if len(overview.silent) == 1 else str(overview.workers_missing)
+        spans.append((f" ({which} silent)", "warn"))
     # Those that go first when there is no room come last.
     counts = [(overview.running, "running", "b"), (overview.queued, "queued", "warn" if overview.queued else "")]
     counts += [(overview.failed, "failed", "bad"), (overview.done, "done", ""), (overview.idle, "warm", "")]

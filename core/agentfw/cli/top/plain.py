@@ -119,7 +119,8 @@ def workers_table(pool: PoolInfo, cores: dict[int, float] | None = None) -> str:
         ("RESTARTS", True),
     ]
     rows = [
-        [str(w.number), str(w.pid), w.state, str(w.running), str(w.idle), str(w.cells), str(w.restarts)] for w in pool.workers
+        [str(w.number), str(w.pid), "silent" if w.silent else w.state, *map(str, (w.running, w.idle, w.cells, w.restarts))]
+        for w in pool.workers
     ]
     if cores:
         columns.append(("CORES", True))

@@ -12,6 +12,9 @@ const BAR = 0.1;
 const perSecond = (value) => `${rate(value)}/s`;
 const bytesPerSecond = (value) => `${bytes(value)}/s`;
 
+/** Which workers do not answer. */
+const silent = (now) => (now.silent?.length ? ` (${now.silent.slice(0, 4).join(", ")} silent)` : "");
+
 /** The time within which a share of all was warm, between the ends of its bar. The last bar has none. */
 function within(bars, share) {
   const wanted = bars.reduce((sum, each) => sum + each, 0) * share;
@@ -219,7 +222,7 @@ export class Overview {
       ["Failed", compact(now.failed), "status:failed", now.failed ? "bad" : ""],
       ["Idle VMs", count(now.idle), "", ""],
       ["Warming", count(now.warming), "", ""],
-      ["Workers", now.workers_missing ? `${count(now.workers - now.workers_missing)} of ${count(now.workers)}` : count(now.workers), "", now.workers_missing ? "bad" : ""],
+      ["Workers", now.workers_missing ? `${count(now.workers - now.workers_missing)} of ${count(now.workers)}${silent(now)}` : count(now.workers), "", now.workers_missing ? "bad" : ""],
       ["Up", duration(Math.max(1, now.time - now.started)), "", ""],
     ];
     keyed(this.strip, items, ([name]) => name, ([name, , filter]) => {
