@@ -70,7 +70,7 @@ def missing(data: bytes, *, lost: bool) -> str:
         comment: str = ""
 
     comment = msgspec.json.decode(data, type=dict[str, Log])["log"].comment.removeprefix(har.ABOUT)
-    return (comment if lost else comment.replace(har.GOES_ON, "")).strip()
+    return comment.replace(har.GOES_ON, " Its worker was lost: what was said last is missing." if lost else "").strip()
 
 
 def _note(text: str) -> None:
