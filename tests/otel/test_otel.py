@@ -117,6 +117,23 @@ async def test_a_span_a_job_and_a_child_a_model_call(collector: Collector) -> No
 
 
 @async_test
+async def test_a_span_lasts_as_long_as_its_job_whatever_the_clock_is_set_to(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that ends before it begins is thrown away, or said to last for centuries."""
+    agents = make_agent("one"), make_agent("two")
+    async with running(made(collector)) as runtime:
+        for agent in agents:
+            await runtime.admit(agent)
+        real = time.time_ns
+        monkeypatch.setattr("opentelemetry.sdk.trace.time_ns", lambda: real() - 3600 * 10**9)
+        runtime.agent_exited(agents[0], ENDED)  # the other one ends with the plugin
+    for agent in agents:
+        span = collector.span(f"invoke_agent {agent.name}")
+        assert 0 < span.end_time_unix_nano - span.start_time_unix_nano < 600 * 10**9
+
+
+@async_test
 async def test_a_call_is_when_it_was_though_it_is_told_later(collector: Collector) -> None:
     """`inspect` is told of exchanges many at a time."""
     began = time.time_ns()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, cast
@@ -306,3 +307,20 @@ def test_a_job_goes_to_somebody_free_and_load_stays_even(places: list[tuple[int,
 def test_division(total: int, parts: int) -> None:
     found = divided(total, parts)
     assert sum(found) == total and len(found) == parts and max(found) - min(found) <= 1
+
+
+@pytest.mark.parametrize("set_by", [-3600.0, 3600.0])
+def test_a_clock_that_is_set_changes_no_duration(monkeypatch: pytest.MonkeyPatch, set_by: float) -> None:
+    real = time.time
+    book = Book(keep_jobs=10, keep_output=SEGMENT)
+    entry = book.add(Job(mode="code", target=""), SEGMENT)
+    monkeypatch.setattr(time, "time", lambda: real() + set_by)
+    book.sent(entry, 0)
+    book.again(entry)
+    book.sent(entry, 0)
+    book.started(entry)
+    book.done(entry, JobResult(kind="code"))
+    info = entry.info()
+    assert info.started is not None and info.ended is not None and info.result is not None
+    assert info.submitted <= info.started <= info.ended < info.submitted + 600
+    assert 0 <= info.result.usage.queued_seconds < 600

@@ -33,6 +33,7 @@ class Entry:
 
     __slots__ = (
         "attempt",
+        "began",
         "ended",
         "fed",
         "id",
@@ -65,8 +66,10 @@ class Entry:
         self.ended: float | None = None
         self.worker: int | None = None
         self.result: JobResult | None = None
-        self.queued = submitted
-        """When it began to wait."""
+        self.began = time.monotonic()
+        """When it was submitted, by a clock that nobody sets."""
+        self.queued = self.began
+        """When it began to wait, by that clock."""
         self.waited = 0.0
         """Seconds in the queue, all attempts'."""
         self.waiters: set[asyncio.Future[None]] = set()
@@ -87,6 +90,11 @@ class Entry:
     def place(self) -> tuple[str, str]:
         """What its VMs must have in common with others'."""
         return self.job.tenant, self.job.template
+
+    def now(self) -> float:
+        """Seconds since 1970 by the clock of its submission: whatever that is set to meanwhile, its times are in order, and what
+        lies between two of them passed."""
+        return self.submitted + time.monotonic() - self.began
 
     async def change(self) -> None:
         """Until it is in another state."""
@@ -175,12 +183,12 @@ class Book:
         """It was given to a worker."""
         self._turn(entry, "starting")
         entry.worker = worker
-        entry.waited += max(0.0, time.time() - entry.queued)
+        entry.waited += time.monotonic() - entry.queued
 
     def started(self, entry: Entry) -> None:
         """Its program runs."""
         self._turn(entry, "running")
-        entry.started = time.time()
+        entry.started = entry.now()
         self._tell("dispatched", entry)
 
     def again(self, entry: Entry) -> None:
@@ -191,7 +199,7 @@ class Book:
         self.counts["queued"] += 1
         entry.state = "queued"
         entry.attempt += 1
-        entry.queued = time.time()
+        entry.queued = time.monotonic()
         entry.worker = entry.started = None
         self.output_bytes -= entry.output.cost
         entry.output.again()
@@ -215,7 +223,7 @@ class Book:
             result = msgspec.structs.replace(result, text=result.text[:MAX_TEXT])
         usage = msgspec.structs.replace(result.usage, queued_seconds=entry.waited)
         entry.result = msgspec.structs.replace(result, usage=usage)
-        entry.ended = time.time()
+        entry.ended = entry.now()
         entry.output.end()
         self.payload -= entry.size
         entry.job = msgspec.structs.replace(entry.job, target="", args=(), env={}, files={}, stdin=b"")
@@ -277,7 +285,7 @@ class Book:
         while len(self._ended) > self.keep_jobs:
             entry = next(iter(self._ended.values()))
             assert entry.ended is not None
-            if len(self._ended) <= self.keep_jobs + MOMENT_MOST and time.time() - entry.ended < self._moment:
+            if len(self._ended) <= self.keep_jobs + MOMENT_MOST and entry.now() - entry.ended < self._moment:
                 return
             del self._ended[entry.id]
             self._with_output.pop(entry.id, None)

@@ -105,7 +105,7 @@ class Router:
         self._listeners = tuple(listeners)
         self._patience = patience or Patience()
         self._engine = engine
-        self._started = time.time()
+        self._started, self._began = time.time(), time.monotonic()
         self._state: Literal["starting", "ready", "draining", "stopping"] = "starting"
         self.diary = Diary()
         self.book = Book(self.pool.keep_jobs, self.pool.keep_output, tell=self.diary.job)
@@ -366,7 +366,7 @@ class Router:
             "pool.output_bytes": self.book.output_bytes,
             "pool.payload_bytes": self.book.payload,
             "pool.started": self._started,
-            "pool.uptime_seconds": time.time() - self._started,
+            "pool.uptime_seconds": time.monotonic() - self._began,
             **{f"pool.{name}": self.numbers[name] for name in ("submitted", "refused", "retried", "lost", "reloads")},
             "pool.forked": self._copies.made,
         }

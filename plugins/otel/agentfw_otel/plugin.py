@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -46,6 +47,8 @@ class Plugin:
         self._way.sending = self._spans.sending
         self._runtime: Runtime | None = None
         self._live: dict[str, Span] = {}
+        self._began: dict[str, int] = {}
+        """Nanoseconds, by a clock that nobody sets."""
         """By agent's id."""
         self._untold = 0
         self._old: list[Sending] = []
@@ -115,9 +118,10 @@ class Plugin:
 
     @hookimpl
     async def stop(self) -> None:
-        for span in self._live.values():
-            span.end()
+        for agent_id, span in self._live.items():
+            self._spans.end(span, self._began[agent_id])
         self._live.clear()
+        self._began.clear()
         await asyncio.gather(*self._closing, return_exceptions=True)
         if not await self._spans.sending.close(STOP_SECONDS):
             log.warning("otel: some spans were not sent before the end")
@@ -125,6 +129,7 @@ class Plugin:
     @hookimpl(tryfirst=True)
     def admit(self, agent: Agent) -> None:
         if len(self._live) < MAX_LIVE:
+            self._began[agent.id] = time.monotonic_ns()
             self._live[agent.id] = self._spans.job(agent)
         else:
             self._untold += 1
@@ -158,7 +163,8 @@ class Plugin:
         span = self._live.pop(agent.id, None)
         if span is not None:
             traffic = self._runtime.traffic(agent) if self._runtime is not None else None
-            self._spans.exit(span, report, traffic.up if traffic else 0, traffic.down if traffic else 0)
+            up, down = (traffic.up, traffic.down) if traffic else (0, 0)
+            self._spans.exit(span, report, up, down, self._began.pop(agent.id))
 
     @hookimpl
     def statistics(self) -> dict[str, int | float]:

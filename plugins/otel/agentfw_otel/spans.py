@@ -13,7 +13,7 @@ from agentfw.model_calls import ModelCall
 from agentfw.reports import AuditEvent, DispatchReport, shown
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
-from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, TraceIdRatioBased
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -150,7 +150,8 @@ class Spans:
         self.begun += span.is_recording()
         span.end(end)
 
-    def exit(self, span: Span, report: ExitReport, up: int, down: int) -> None:
+    def exit(self, span: Span, report: ExitReport, up: int, down: int, began: int) -> None:
+        """`began`: as for `end()`."""
         if span.is_recording():
             span.set_attributes({"agentfw.exit.kind": report.kind, "agentfw.bytes_up": up, "agentfw.bytes_down": down})
             if report.kind == "code":
@@ -160,7 +161,14 @@ class Spans:
             if report.kind != "code" or report.code:
                 span.set_attribute(names.ERROR_TYPE, report.kind if report.kind != "code" else "exit_code")
                 span.set_status(Status(StatusCode.ERROR, self.clean({"text": report.text}).get("text")))
-        span.end()
+        self.end(span, began)
+
+    @staticmethod
+    def end(span: Span, began: int) -> None:
+        """`began`: time.monotonic_ns() then. The clock may have been set since, and a span that ends before it begins is thrown
+        away, or lasts for centuries."""
+        passed = time.monotonic_ns() - began
+        span.end(span.start_time + passed if isinstance(span, ReadableSpan) and span.start_time is not None else None)
 
     @staticmethod
     def traceparent(span: Span) -> str:
