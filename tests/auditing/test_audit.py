@@ -424,7 +424,27 @@ def test_at_the_end_a_full_disk_is_not_waited_for(tmp_path: Path, monkeypatch: p
     made = Writer(LogFile(tmp_path / "a", 1 << 30, 1, "no"), 1 << 20)
     for _ in range(10):
         made.put([b"{}"])
-    assert made.stop(5) and made.dropped == 10
+    assert made.stop(5) and made.dropped == made.untold == 10
+
+
+@async_test
+async def test_what_a_full_disk_did_not_take_at_the_end_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There is no line to say so: the file has no room for that either."""
+
+    def failing(descriptor: int, data: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "a"
+    async with running(Plugin(Config(str(path)))) as runtime:
+        monkeypatch.setattr(writer.os, "write", failing)
+        for _ in range(3):
+            runtime.audit(AuditEvent.about("one"))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"cannot write the audit log {path}: No space left on device",
+        f"the audit log {path} lacks its end, 3 lines: the disk did not take them",
+    ]
 
 
 @settings(max_examples=25, deadline=None)

@@ -147,6 +147,8 @@ class Plugin:
         self._close_prepared()
         if writer is not None and not await asyncio.get_running_loop().run_in_executor(None, writer.stop, STOP_SECONDS):
             log.error("the audit log %s lacks its end: the disk took longer than %g s", self._config.file, STOP_SECONDS)
+        elif writer is not None and writer.untold:
+            log.error("the audit log %s lacks its end, %d lines: the disk did not take them", self._config.file, writer.untold)
 
     # -- lines
 

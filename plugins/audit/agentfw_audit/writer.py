@@ -173,6 +173,8 @@ class Writer:
         self.written = 0
         self.dropped = 0
         """Lines that found no room, or that the disk did not take."""
+        self.untold = 0
+        """Of those, once it has ended: which no line tells of, for the disk took that neither."""
         self.failures = 0
         self.rotations = 0
         self._before = 0
@@ -312,6 +314,7 @@ class Writer:
             other = self._turned()
             if last and other is None:
                 self.dropped += len(self._lines)
+                self.untold = self._missing + len(self._lines)
                 self._lines.clear()
                 self._size = self._missing = 0
         if other is not None:
