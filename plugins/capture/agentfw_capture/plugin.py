@@ -399,7 +399,8 @@ def _read(path: Path) -> bytes:
         return data
     found = har.mended(data)
     if found is None:
-        raise PoolError("unavailable", f"what was captured of `{path.stem}` lacks its end", f"it is {path}, on the pool's machine")
+        why = f"what was captured of `{path.stem}` lacks its end"
+        raise PoolError("unavailable", why, f"it is {path}, on the pool's machine")
     return found
 
 
