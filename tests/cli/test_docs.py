@@ -40,7 +40,7 @@ def test_the_examples_configuration_is_valid(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        ('[policy]\nallow = "x"\n', "see `agentfw plugins show policy` for what its table may hold"),
+        ('[policy]\nallow = 3\n', "see `agentfw plugins show policy` for what its table may hold"),
         ("[run]\nmemory = 512\n", "see docs/reference/configuration.md for what the file may hold"),
         ('[run]\nplugins = ["./mine.py"]\n[mine]\nn = "x"\n', "`agentfw plugins show FILE`, with the file of `mine`, for what"),
         ('[[credentials.rule]]\nhost = "a.example"\nheader = "x"\nvalue = "${env:NO_SUCH_KEY}"\n', "`export NO_SUCH_KEY=...`"),
