@@ -27,8 +27,9 @@ from .serving import Serving
 GRACE = 1.0
 """Seconds for a process that has closed its link to end by itself."""
 KILL = 10.0
-MOMENT = 0.05
 """Seconds for the kernel to take a killed one apart."""
+MOMENT = 0.05
+"""Seconds that a worker is waited for that did not answer the last time."""
 
 log = logging.getLogger("agentfw.pool")
 
