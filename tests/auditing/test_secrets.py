@@ -99,7 +99,7 @@ async def test_no_line_has_it(how: str, tmp_path: Path) -> None:
     assert not [each for each in spellings(secret) if each in text]
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(SECRET_TEXT, st.sampled_from(["error", "model", "stream", "redirect", "plain"]))
 def test_no_line_has_whatever_it_is(tmp_path: Path, secret: str, how: str) -> None:
     @async_test

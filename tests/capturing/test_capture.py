@@ -443,7 +443,7 @@ async def test_the_injected_secret_is_nowhere_in_it(tmp_path: Path) -> None:
     assert not [each for each in spellings(SECRET) if each in text]
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(st.text("abcdefghijklmnopqrstuvwxyz0123456789-_.+/=", min_size=20, max_size=60).filter(lambda text: len(set(text)) > 6))
 def test_nor_is_any_other(tmp_path: Path, secret: str) -> None:
     @async_test

@@ -90,7 +90,7 @@ def test_cells_of_a_megabyte_are_cut(text: str) -> None:
         assert len(page) < 1000 and not harmful_page(page.replace("\n", "\n."))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(hostile)
 def test_messages(capfd: pytest.CaptureFixture[str], text: str) -> None:
     say(f"note: {text}")

@@ -46,7 +46,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 def bench(agentfw_environment: dict[str, str], tmp_path: Path, nothing_left: None) -> Run:
     def run(*arguments: object) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, BENCH / "conformance.py", *map(str, arguments)]
-        return subprocess.run(command, env=agentfw_environment, cwd=tmp_path, capture_output=True, text=True, timeout=110)
+        return subprocess.run(command, env=agentfw_environment, cwd=tmp_path, capture_output=True, text=True, timeout=280)
 
     return run
 

@@ -33,7 +33,7 @@ def async_test(function: Callable[..., Coroutine[Any, Any, None]]) -> Callable[.
         async def body() -> None:
             async with asyncio.timeout(60):
                 await function(*args, **keywords)
-                for _ in range(200):
+                for _ in range(2000):
                     left = asyncio.all_tasks() - {asyncio.current_task()}
                     if not left:
                         break

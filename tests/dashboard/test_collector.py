@@ -322,10 +322,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-@pytest.mark.timeout(120)
 def test_many_events_of_one_agent_take_no_memory() -> None:
     """Sixteen bytes kept of each would be seen."""
-    done = subprocess.run([sys.executable, "-c", HOSTILE, "300000"], capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run([sys.executable, "-c", HOSTILE, "300000"], capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 4096, f"{done.stdout} KiB more"
 

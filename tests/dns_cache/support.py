@@ -37,7 +37,7 @@ class Bench:
     def __init__(self, server: MockDNS, **config: Any) -> None:
         self.dns = server
         self.clock = Clock()
-        defaults: dict[str, Any] = {"upstream": (server.address,), "timeout": 0.3}
+        defaults: dict[str, Any] = {"upstream": (server.address,), "timeout": 5.0}
         self.plugin = Plugin(DnsConfig(**{**defaults, **config}), self.clock)
 
     async def ask(self, name: str, qtype: str = "A", *, agent: Agent = ALICE, **options: Any) -> dns.message.Message:

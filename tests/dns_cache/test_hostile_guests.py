@@ -157,10 +157,10 @@ def test_tcp_that_never_reads_holds_a_bounded_number_of_questions() -> None:
 
             sending = asyncio.create_task(send())
             before = -1  # until the guest's ring is full of answers, and our hands are
-            while before != runtime.counters["dns_queries"]:
+            while before < 100 or before != runtime.counters["dns_queries"]:
                 before = runtime.counters["dns_queries"]
                 await asyncio.sleep(0.2)
-            assert 100 < before <= 4096 // len(message) + 2 * relay.MAX_QUESTIONS + 8
+            assert before <= 4096 // len(message) + 2 * relay.MAX_QUESTIONS + 8
             flow.guest_close()
             await asyncio.sleep(0.05)
             flow.close()

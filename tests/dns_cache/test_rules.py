@@ -163,13 +163,22 @@ async def test_many_askers_of_a_cold_name_make_one_query(b: Bench) -> None:
 
 @bench
 async def test_a_leader_that_dies_takes_nobody_along(b: Bench) -> None:
-    b.dns.set("cold.test", "A", "192.0.2.7", delay=0.1)
+    b.dns.set("cold.test", "A", "192.0.2.7")
+    real, gate = b.plugin.exchange.ask, asyncio.Event()
+
+    async def held(query: wire.Query) -> wire.Reply:
+        await gate.wait()
+        return await real(query)
+
+    b.plugin.exchange.ask = held  # type: ignore[method-assign]
     leader = asyncio.ensure_future(b.ask("cold.test"))
     await asyncio.sleep(0.01)
     others = [asyncio.ensure_future(b.ask("cold.test", agent=BOB)) for _ in range(5)]
     await asyncio.sleep(0.01)
     leader.cancel()
     others[0].cancel()
+    await asyncio.sleep(0)
+    gate.set()
     assert [addresses(reply) for reply in await asyncio.gather(*others[1:])] == [["192.0.2.7"]] * 4
     assert b.dns.asked("cold.test") == 1
     with pytest.raises(asyncio.CancelledError):

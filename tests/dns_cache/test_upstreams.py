@@ -48,11 +48,11 @@ async def test_ids_and_ports_are_random(b: Bench) -> None:
     assert len(set(b.dns.ports)) > 30
 
 
-@bench
+@bench(timeout=0.3)
 async def test_a_lost_datagram_is_sent_again(b: Bench) -> None:
     b.dns.set("api.test", "A", "192.0.2.1", drop=1)
     assert addresses(await b.ask("api.test")) == ["192.0.2.1"]
-    assert b.dns.asked("api.test") == 2
+    assert b.dns.asked("api.test") >= 2
 
 
 @bench

@@ -8,7 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
-SECONDS = 60.0
+SECONDS = 200.0
 """That one block may take; a snapshot is made in the first."""
 
 

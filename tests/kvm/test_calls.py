@@ -22,7 +22,7 @@ def same(agentfw: Callable[..., subprocess.CompletedProcess[str]], directory: Pa
     with tempfile.TemporaryDirectory(dir=directory, ignore_cleanup_errors=True) as place:
         Path(place).chmod(0o1777)  # the program makes itself an ordinary user
         command = [sys.executable, str(HERE / program), place, *arguments]
-        native = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        native = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
     got = agentfw("run", "--no-config", "--plugins", "", HERE / program, "/tmp", *arguments)
     assert got.returncode == 0, got.stderr
     expected = native.stdout.splitlines()

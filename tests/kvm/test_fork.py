@@ -45,7 +45,8 @@ def test_a_counter_goes_on_in_each_copy(agentfw_environment: dict[str, str]) -> 
 
 
 def check(environment: dict[str, str], code: str, children: int = 2, wait: str = "ready") -> list[list[str]]:
-    """Runs `code` up to the line `wait`, forks it then; -> the further lines of it and of its copies, which all must end well."""
+    """Runs `code` up to the line `wait`, forks it then; -> the further lines of it and of its copies, which all must end well.
+    Its standard input ends when that is done."""
 
     async def main() -> list[list[str]]:
         async with forks(environment) as every:
@@ -86,7 +87,7 @@ def hello():
         return data[11:43].hex(), data[44:76].hex(), data.partition(b"\\0\\x1d\\0\\x20")[2][:32].hex()  # random, session, X25519
 hello()
 print("ready", flush=True)
-time.sleep(0.7)
+sys.stdin.read()
 print(random.random(), random.getrandbits(64), random.gauss(0, 1))
 print(os.urandom(8).hex())
 print(uuid.uuid4(), secrets.token_hex(8))
@@ -114,7 +115,7 @@ import random, threading, time
 random.seed(7)
 go = threading.Event()
 def draw():
-    go.wait(0.7)
+    go.wait(3)  # it is forked by then
     print(random.random(), flush=True)
 thread = threading.Thread(target=draw)
 thread.start()
@@ -131,30 +132,35 @@ def test_calls_that_wait_go_on_waiting(agentfw_environment: dict[str, str]) -> N
     code = """
 import ctypes, errno, os, queue, select, socket, threading, time
 libc = ctypes.CDLL(None, use_errno=True)
-begun = time.monotonic(), time.time(), time.process_time()
+def clocks():
+    while True:
+        found = time.monotonic(), time.time(), time.process_time()
+        if time.monotonic() - found[0] < 0.02:  # else somebody had the CPU in between
+            return found
+begun = clocks()
 results = queue.Queue()
 def sleeper():
     start = time.monotonic()
-    time.sleep(1)
+    time.sleep(2)
     results.put(("sleep", time.monotonic() - start))
 def native():
     start = time.monotonic()
-    r = libc.poll(None, 0, 1000)
+    r = libc.poll(None, 0, 2000)
     results.put(("poll", time.monotonic() - start if r == 0 else -ctypes.get_errno()))
 def epoll():
     start = time.monotonic()
     with select.epoll() as e:
-        found = e.poll(1)
+        found = e.poll(2)
     results.put(("epoll", time.monotonic() - start if not found else -1))
 def condition():
     start = time.monotonic()
     c = threading.Condition()
     with c:
-        c.wait(1)
+        c.wait(2)
     results.put(("condition", time.monotonic() - start))
 def pair():
     a, b = socket.socketpair()
-    t = threading.Timer(1, lambda: b.send(b"x"))
+    t = threading.Timer(2, lambda: b.send(b"x"))
     t.start()
     start = time.monotonic()
     a.recv(1)
@@ -163,11 +169,11 @@ threads = [threading.Thread(target=t) for t in (sleeper, native, epoll, conditio
 for t in threads: t.start()
 print("ready", flush=True)
 start = time.monotonic()
-r = libc.usleep(999000)
+r = libc.usleep(999000) or libc.usleep(999000)
 print("main", time.monotonic() - start if r == 0 else -ctypes.get_errno())
 for t in threads: t.join()
 while not results.empty(): print(*results.get())
-now = time.monotonic(), time.time(), time.process_time()
+now = clocks()
 print("clocks", *(b - a for a, b in zip(begun, now)))
 print("end", flush=True)
 """
@@ -175,7 +181,7 @@ print("end", flush=True)
         values = {name: [float(each) for each in rest] for name, *rest in (line.split() for line in lines)}
         assert set(values) == {"main", "sleep", "poll", "epoll", "condition", "pair", "clocks"}, lines
         for name, (first, *_) in values.items():
-            assert 0.99 <= first < 30, (name, values)
+            assert 1.99 <= first < 60, (name, values)
         mono, real, cpu = values["clocks"]
         assert abs(mono - real) < 0.1 and 0 < cpu < mono
 
@@ -320,7 +326,7 @@ db.execute("insert into t values (1)"); db.commit()
 db.execute("insert into t values (2)")
 os.chdir("/tmp/a")
 print("ready", flush=True)
-time.sleep(0.5)
+sys.stdin.read()
 me = str(os.getpid())
 print(small.read(2), big.read(2).hex(), gone.seek(0), gone.read(), host.read(5) == open(os.__file__).read(15)[10:])
 print(sorted([first, *(e.name for e in listing)]), os.getcwd(), oct(os.stat(".").st_mode), os.stat("small").st_nlink, os.readlink("link"))
@@ -392,7 +398,9 @@ async def main():
     print("ready", flush=True)
     await asyncio.sleep(0.5)
     before = turns
-    await asyncio.sleep(1)
+    until = time.monotonic() + 30
+    while turns == before and time.monotonic() < until:
+        await asyncio.sleep(0.05)
     print(turns > before)
     stop = True
     await task

@@ -7,13 +7,14 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import COMMAND
+
+from ..processes import all_end
 
 pytestmark = pytest.mark.kvm
 
@@ -128,7 +129,7 @@ def test_a_daemon_from_start_to_stop(run: Run, start: Start, tmp_path: Path) -> 
     finally:
         stopped = run("pool", "stop", "--now")
     assert stopped.returncode == 0, stopped
-    assert not any(Path(f"/proc/{pid}/stat").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text() for pid in pids)
+    assert all_end(pids)
     assert "pool ready" in Path(document["log"]).read_text()
     again = run("pool", "status")
     assert again.returncode == 1 and "hint: start one with `agentfw pool start`" in again.stderr
@@ -144,10 +145,7 @@ def test_killed_outright_and_started_again(run: Run, start: Start, tmp_path: Pat
     first.wait()
     assert waiting.wait(20) == 125
     assert "went away" in line(waiting, "stderr")
-    deadline = time.monotonic() + 10
-    while any(Path(f"/proc/{pid}").exists() and b"Z" not in Path(f"/proc/{pid}/stat").read_bytes().split()[2] for pid in pids):
-        assert time.monotonic() < deadline, "workers or cells outlived their router"
-        time.sleep(0.02)
+    assert all_end(pids), "workers or cells outlived their router"
     assert run("pool", "status").returncode == 1
     second = start("pool", "start", *SMALL)
     ready(second)

@@ -18,6 +18,7 @@ from agentfw.pool.jobs import Job, JobInfo
 from agentfw.pool.router import Router
 
 from ..pool.routers import pool_test, stdout, until, until_running
+from ..processes import alive, all_end
 
 pytestmark = pytest.mark.kvm
 
@@ -42,16 +43,6 @@ def children(pid: int) -> set[int]:
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             found.update(map(int, (task / "children").read_text().split()))
-    return found
-
-
-def alive(pids: set[int]) -> set[int]:
-    """Those that run: not the dead ones that nobody has waited for."""
-    found = set()
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
-                found.add(pid)
     return found
 
 
@@ -85,7 +76,7 @@ def test_cells_and_workers_that_are_killed() -> None:
             ended = (await router.wait(one.id)).result
             assert ended is not None and ended.kind == "internal" and ended.text
             assert (await router.info(two.id)).state == "running", "another worker's"
-            assert not alive(cells)
+            await until(lambda: not alive(cells))
 
             worker = router.workers[two.worker]
             cells = children(worker.pid)
@@ -104,7 +95,7 @@ def test_cells_and_workers_that_are_killed() -> None:
             below = {pid for each in router.workers for pid in children(each.pid)}
         finally:
             await router.close()
-        assert not alive(below), "cells end with the pool"
+        assert all_end(below), "cells end with the pool"
 
     body()
 

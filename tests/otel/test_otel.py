@@ -30,6 +30,7 @@ from agentfw_otel.sending import _Session
 
 from ..core.support import async_test
 from ..pool.routers import until
+from ..processes import alive
 from .collector import Collector, collecting, status, values
 
 VERTEX = Destination.make("https", "europe-west4-aiplatform.googleapis.com")
@@ -537,13 +538,13 @@ async def test_programs_that_print_none(collector: Collector, command: tuple[str
 @async_test
 async def test_what_a_program_started_ends_with_it(collector: Collector, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It has ended at once, but another has its output still."""
-    monkeypatch.setattr("agentfw_otel.headers.COMMAND_SECONDS", 0.3)
-    ended = tmp_path / "ended"
+    monkeypatch.setattr("agentfw_otel.headers.COMMAND_SECONDS", 2.0)
+    began = tmp_path / "began"
     with pytest.raises(ConfigError, match="did not end within") as raised:
-        async with running(made(collector, headers_command=("sh", "-c", f"(sleep 0.6; touch {ended}) & echo k: v"))):
+        async with running(made(collector, headers_command=("sh", "-c", f"sleep 60 & echo $! > {began}; echo k: v"))):
             pass
-    await asyncio.sleep(0.8)
-    assert raised.value.key == "otel.headers_command" and not ended.exists()
+    assert raised.value.key == "otel.headers_command"
+    await until(lambda: not alive([int(began.read_text())]))
 
 
 @async_test

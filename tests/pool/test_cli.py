@@ -53,7 +53,7 @@ class Pool:
 
     def __enter__(self) -> Pool:
         self._thread.start()
-        assert self._up.wait(10)
+        assert self._up.wait(60)
         return self
 
     def __exit__(self, *error: object) -> None:

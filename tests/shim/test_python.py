@@ -86,8 +86,8 @@ def test_interrupt(way: str) -> None:
     """Ctrl-C is a KeyboardInterrupt wherever the program is."""
     code = f"""
 import asyncio, os, queue, select, sys, threading, time
-print("start")
 try:
+    print("start")
     {WAYS[way]}
 except KeyboardInterrupt:
     print("interrupted")

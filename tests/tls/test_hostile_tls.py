@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -280,6 +281,8 @@ def test_a_handshake_that_stalls_ends_in_time_and_holds_nobody_up(tmp_path: Path
             waiting = asyncio.ensure_future(b.lease(ALICE))
             await asyncio.sleep(0.05)
             b.port = good.port
+            assert b.plugin.pool
+            b.plugin.pool.limits = replace(b.plugin.pool.limits, connect_timeout=20.0)  # of those that begin from here on
             other = await b.lease(BOB, TlsRequest("other.test", ("http/1.1",)), "other.test")
             assert await exchange(other, b"x") == b"x"
             other.release(reusable=True)

@@ -7,7 +7,7 @@ import time
 async def main() -> None:
     start = time.monotonic()
     await asyncio.gather(*[asyncio.sleep(0.05) for _ in range(500)])
-    print("gather", 0.05 <= time.monotonic() - start < 2)
+    print("gather", 0.05 <= time.monotonic() - start < 20)  # one after the other they take 25 s
 
     order: list[int] = []
 

@@ -1,5 +1,6 @@
 """Threads, locks, queues, pools: what is printed does not depend on speed."""
 
+import itertools
 import queue
 import sys
 import threading
@@ -100,9 +101,14 @@ print("woken", len(woken))
 
 with ThreadPoolExecutor(16) as pool:
     print("pool", sum(pool.map(lambda x: x * x, range(1000))))
-    start = time.monotonic()
-    list(pool.map(time.sleep, [0.25] * 16))
-    print("sleeps overlap", time.monotonic() - start < 3.5)
+
+    def nap(_: int) -> tuple[float, float]:
+        begun = time.monotonic()
+        time.sleep(0.25)
+        return begun, time.monotonic()
+
+    naps = sorted(pool.map(nap, range(16)))
+    print("sleeps overlap", any(later < end for (_, end), (later, _) in itertools.pairwise(naps)))
 
 barrier = threading.Barrier(5)
 order: list[int] = []
