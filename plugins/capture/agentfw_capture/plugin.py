@@ -386,8 +386,8 @@ def _closed(file: HarFile) -> None:
 
 def _read(path: Path) -> bytes:
     """Until it is a whole document: it may be written right now. One that never is was torn when its writer was killed, or the
-    machine lost its power: what is whole of it. OSError; PoolError if that is
-    nothing, or it is too large: a pool before this one may have had another bound."""
+    machine lost its power: what is whole of it. OSError; PoolError if that is nothing, or it is too large: a pool before this one
+    may have had another bound."""
     data = b""
     for _ in range(20):
         data = _bytes_of(path)
