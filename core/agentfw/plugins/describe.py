@@ -18,7 +18,6 @@ from .. import hookspecs
 from ..config import is_path
 from ..config_words import type_name
 from ..errors import PluginError
-from ..texts import why
 from .discovery import DEFAULT, available
 from .fitting import Implementation, check_fit
 from .loading import plugin_class
@@ -66,12 +65,7 @@ class Description:
 def describe(given: str) -> Description:
     """An installed plugin's name or a file. UnknownPlugin; PluginError if it cannot be loaded or does not fit."""
     name, kind = plugin_class(given)
-    try:
-        implementations = check_fit(name, kind)
-    except PluginError:
-        raise
-    except Exception as error:  # whatever its attributes raise when they are looked at
-        raise PluginError(f"plugin `{name}` does not fit: {why(error)}") from error
+    implementations = check_fit(name, kind)
     info = None if is_path(given) else available()[given]
     config_type: type[msgspec.Struct] | None = getattr(kind, "config_type", None)
     module = sys.modules.get(info.value.partition(":")[0]) if info else inspect.getmodule(kind)

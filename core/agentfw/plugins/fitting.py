@@ -45,6 +45,17 @@ class Implementation:
 def check_fit(name: str, plugin: object) -> list[Implementation]:
     """What a plugin implements; of a class: what its instances do. PluginError with a hint for a hook that does not exist, for
     arguments that it does not have or would not be given, and for whatever was meant as a hook and would never be called."""
+    try:
+        found = _implemented(name, plugin)
+        _check_lists(name, plugin)
+    except PluginError:
+        raise
+    except Exception as error:  # whatever its attributes raise when they are looked at
+        raise PluginError(f"plugin `{name}` does not fit: {why(error)}") from error
+    return found
+
+
+def _implemented(name: str, plugin: object) -> list[Implementation]:
     known = _known()
     own = type.__dir__(plugin) if isinstance(plugin, type) else object.__dir__(plugin)
     found = []
@@ -55,7 +66,6 @@ def check_fit(name: str, plugin: object) -> list[Implementation]:
                 raise _never_called(name, attribute, "comes out of `__getattr__`")
         elif (made := _implementation(name, plugin, attribute, value, on_instance)) is not None:
             found.append(made)
-    _check_lists(name, plugin)
     return found
 
 
@@ -238,7 +248,7 @@ def check_beside(name: str, module: types.ModuleType, kind: type) -> None:
 
 
 class Registry(pluggy.PluginManager):
-    """Takes for implementations what `check_fit()` does, whatever pluggy's version would; it runs nothing of a plugin's."""
+    """Takes for implementations what `check_fit()` does, whatever pluggy's version would."""
 
     def __init__(self) -> None:
         super().__init__("agentfw")
@@ -258,7 +268,7 @@ class Registry(pluggy.PluginManager):
                     raise _never_called(name, each.attribute, "is not seen by pluggy")
         except PluginError:
             raise
-        except Exception as error:  # whatever its attributes raise when they are looked at
+        except Exception as error:  # pluggy's own words
             raise PluginError(f"plugin `{name}` does not fit: {why(error)}") from error
 
     def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
