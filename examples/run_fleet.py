@@ -19,7 +19,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from agentfw.cli.statistics import split_hooks
 from agentfw.mock_dns import MockDNSThread
 
 HERE = Path(__file__).resolve().parent
@@ -98,13 +97,9 @@ def report(ran: dict, served: dict, asked: int, count: int, key: str) -> int:
     print(f"\n{count} agents in {ran['seconds']:.2f} s")
     print(f"system call sites rewritten {vms['sites']}, backstop hits {vms['n_backstop']}, VM exits {vms['exits']}")
     print(f"system calls answered in the guest {vms['n_local']}, forwarded {vms['n_ring']}, unknown {vms['n_enosys']}")
-    counters, durations = split_hooks(counted)
-    for name, value in sorted(counters.items()):
-        if value:
+    for name, value in sorted(counted.items()):
+        if value and not name.startswith("hooks.") and "_seconds." not in name:  # those are in `--stats` and `--json`
             print(f"{name:<28} {value:g}")
-    for name, text in durations:
-        if not name.startswith("hook "):  # those are in `--stats` and `--json`
-            print(f"{name:<28} {text}")
     print(f"the name server was asked {asked} time(s) for the model's address")
     print(
         "the model server saw",
