@@ -10,8 +10,9 @@ import pytest
 from agentfw.views import AgentRow
 from playwright.sync_api import Page, expect
 
+from ..fake import FakeObservatory
 from ..threaded import Serving
-from .conftest import Open, live
+from .conftest import Open, Serve, live
 
 GRID = "[role=grid]"
 ROWS = f"{GRID} .grid-body [role=row]"
@@ -50,6 +51,25 @@ SORTS: dict[str, Callable[[AgentRow], Any]] = {
     "Tenant": lambda row: row.tenant,
     "State": lambda row: row.state,
 }
+
+
+def test_no_number_is_cut(open_page: Open, serve: Serve) -> None:
+    """Half of a number is another number: "10 m 0..." has run for how long?"""
+    fake = FakeObservatory(4, hostile_names=False)
+    for row, seconds in zip(fake.rows(), (59 * 60 + 58.5, 23 * 3600 + 59 * 60, 99 * 86400 + 23 * 3600, 0.000_888), strict=True):
+        fake.set(row.id, state="done", started=fake.time - seconds, ended=fake.time, cpu_seconds=seconds, memory=888_888_888,
+                    bytes_down=888_888_888, cost=8_888.88, denials=888_888, model_calls=88_888, input_tokens=888_888_888,
+                    output_tokens=888_888_888)  # fmt: skip
+    page = live(open_page(serve(fake), "#/agents"))
+    counted(page, 4)
+    # Not by scrollWidth: what stands to the right flows over to the left, where nothing scrolls.
+    found = page.evaluate("""() => [...document.querySelectorAll(".grid-body [role=gridcell].numeric")].map((cell) => {
+        const style = getComputedStyle(cell), text = document.createRange();
+        text.selectNodeContents(cell);
+        const room = cell.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+        return [cell.textContent, text.getBoundingClientRect().width, room];
+    })""")
+    assert len(found) >= 4 * 9 and not [each for each in found if each[1] > each[2]]
 
 
 def test_few_rows_are_in_the_document_and_every_column_sorts(open_page: Open, fleet: Serving) -> None:

@@ -72,11 +72,11 @@ export const COLUMNS = [
   column("labels", "Labels", 190, "map", (row) => row.labels, (row) => labelsText(row), { title: "Labels" }),
   column("worker", "Worker", 78, "number", (row) => row.worker, (row) => count(row.worker)),
   column("submitted", "Submitted", 96, "seconds", (row) => row.submitted, (row) => clock(row.submitted)),
-  column("age", "Ran", 86, "seconds", (row) => ran(row), (row) => life(row), { title: "Time that it has run" }),
+  column("age", "Ran", 98, "seconds", (row) => ran(row), (row) => life(row), { title: "Time that it has run" }),
   column("model_calls", "Calls", 64, "number", (row) => row.model_calls, (row) => compact(row.model_calls), { title: "Model calls" }),
   column("input_tokens", "Tokens in", 86, "number", (row) => row.input_tokens, (row) => compact(row.input_tokens)),
   column("output_tokens", "Tokens out", 92, "number", (row) => row.output_tokens, (row) => compact(row.output_tokens)),
-  column("cost", "Cost", 92, "number", (row) => row.cost, (row) => money(row.cost, store.overview?.currency ?? "")),
+  column("cost", "Cost", 96, "number", (row) => row.cost, (row) => money(row.cost, store.overview?.currency ?? "")),
   column("denials", "Denials", 78, "number", (row) => row.denials, (row) => compact(row.denials), {
     fill: (cell, row) => {
       setText(cell, compact(row.denials));
@@ -87,12 +87,12 @@ export const COLUMNS = [
   column("requests", "Requests", 94, "number", (row) => row.requests, (row) => compact(row.requests)),
   column("questions", "DNS", 72, "number", (row) => row.questions, (row) => compact(row.questions), { title: "DNS questions" }),
   column("connections", "Connections", 112, "number", (row) => row.connections, (row) => compact(row.connections)),
-  column("cpu", "CPU", 90, "seconds", (row) => row.cpu_seconds, (row) => duration(row.cpu_seconds), { title: "CPU time" }),
+  column("cpu", "CPU", 98, "seconds", (row) => row.cpu_seconds, (row) => duration(row.cpu_seconds), { title: "CPU time" }),
   column("memory", "Memory", 84, "bytes", (row) => row.memory, (row) => (row.memory ? bytes(row.memory) : "\u2013"), { title: GIVEN }),
   column("exits", "Exits", 80, "number", (row) => row.exits, (row) => compact(row.exits), { title: "Exits of its VM to the host" }),
   column("down", "In", 80, "bytes", (row) => row.bytes_down, (row) => bytes(row.bytes_down), { title: "Bytes received" }),
   column("up", "Out", 80, "bytes", (row) => row.bytes_up, (row) => bytes(row.bytes_up), { title: "Bytes sent" }),
-  column("last", "Last", 136, "text", (row) => row.last, (row) => harmless(row.last, 80), { title: "What it did last" }),
+  column("last", "Last", 112, "text", (row) => row.last, (row) => harmless(row.last, 80), { title: "What it did last" }),
   column("last_at", "When", 96, "seconds", (row) => row.last_at, (row) => ago(row.last_at, store.now()), { title: "When it did something last" }),
 ];
 
